@@ -1,0 +1,99 @@
+"""Every bound of the server in one place: its name, its unit, and why it is what it is.
+
+Constants are facts of the protocol and never change. `Limits` are settings: the defaults are the
+reference server's where it has one, and every one can be changed when a server is made.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+__all__ = ["Limits"]
+
+MIB: Final = 1024 * 1024
+
+# Facts of the protocol ---------------------------------------------------------------------------
+
+MAX_FRAME_BYTES: Final = 16 * MIB
+"""Largest incoming WebSocket frame. Both ends of the reference use it."""
+
+MAX_MESSAGE_BYTES: Final = 64 * MIB
+"""Largest incoming message: a WebSocket message after reassembly, or a line on stdio."""
+
+MAX_JSON_VALUES: Final = 262_144
+"""Most JSON values in one message."""
+
+MAX_JSON_DEPTH: Final = 127
+"""Most containers open at once in one message."""
+
+MAX_OUTPUT_CHUNK_BYTES: Final = 64 * 1024
+"""Most bytes in one output chunk. The reference stops at 8 KiB; larger chunks are cheaper for everybody."""
+
+MAX_REMEMBERED_WRITES: Final = 4096
+"""Accepted write ids remembered per process, oldest forgotten first."""
+
+DEFAULT_ROWS: Final = 24
+"""Rows of a new terminal."""
+
+DEFAULT_COLS: Final = 80
+"""Columns of a new terminal."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What one server allows. Times are seconds, sizes are bytes."""
+
+    detach_ttl: float = 30.0
+    """How long a session without a connection is kept."""
+
+    retention: float = 30.0
+    """How long a closed process can still be read and its id stays taken."""
+
+    retained_output: int = MIB
+    """Newest output kept per process, for `process/read`."""
+
+    retained_chunks: int = 50_000
+    """Most chunks kept per process, so that a million one-byte writes stay cheap too."""
+
+    retained_head: int = 64 * 1024
+    """Oldest output kept next to the newest, for `process/snapshot`."""
+
+    stdin_queue_chunks: int = 128
+    """Writes a process may have waiting; the next one is answered when there is room."""
+
+    stdin_queue_bytes: int = 16 * MIB
+    """Bytes a process may have waiting on its stdin; the next write is answered when there is room."""
+
+    outgoing_high_water: int = 1 * MIB
+    """Unsent bytes of a connection at which its processes are no longer read."""
+
+    outgoing_limit: int = 64 * MIB
+    """Unsent bytes at which a client that sends requests but reads no answers is disconnected."""
+
+    waiting_requests: int = 1024
+    """Requests of one connection that may wait at once (`--concurrent-requests`)."""
+
+    queued_requests: int = 1024
+    """Requests that may queue behind those before the connection is no longer read."""
+
+    waiting_bytes: int = 64 * MIB
+    """Bytes of requests that wait or queue before the connection is no longer read."""
+
+    max_processes: int | None = None
+    """Processes of one session, starting or running; None is no limit."""
+
+    shutdown_grace: float = 0.0
+    """Between SIGTERM and SIGKILL on shutdown and session expiry; 0 kills at once."""
+
+    handshake_timeout: float = 10.0
+    """For a peer to send its HTTP request."""
+
+    ping_interval: float = 30.0
+    """Between WebSocket pings."""
+
+    allow_direct: bool = True
+    """Whether `process/start` with spawn "direct" is allowed."""
+
+    allow_prepared: bool = True
+    """Whether `process/start` with spawn "prepared" is allowed."""

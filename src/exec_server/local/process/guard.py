@@ -1,0 +1,84 @@
+"""Keeping a guardian (guardian.py) alive for as long as this process lives."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from typing import Final
+
+from ... import log
+from ...loop import Loop
+from . import guardian, tree
+
+__all__ = ["Guard"]
+
+RESTART_DELAY: Final = 1.0
+"""Seconds before a guardian that was killed is replaced."""
+
+STOP_TIMEOUT: Final = 2.0
+"""Seconds a guardian may take to end when it is told to."""
+
+
+class Guard:
+    """Starts the guardian with the first child, and again whenever somebody kills it."""
+
+    def __init__(self, loop: Loop, nonce: int, shift: int) -> None:
+        self._loop = loop
+        self._arguments = (nonce, shift)
+        self._write_end: int | None = None
+        self._pidfd: int | None = None
+
+    def start(self) -> None:
+        """Have a guardian from now on. Cheap when there is one."""
+        if self._write_end is not None or not tree.SUPPORTED:
+            return
+        if not sys.executable:
+            log.warning("no guardian: this Python does not know its own path, so processes may outlive it")
+            return
+        read_end, self._write_end = os.pipe()
+        try:
+            pid = self._spawn(read_end)
+        except OSError as error:
+            log.warning("no guardian: processes may outlive this one if it is killed", reason=str(error))
+            return
+        finally:
+            os.close(read_end)
+        self._pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(self._pidfd, self._died)
+
+    def stop(self) -> None:
+        """Let the guardian finish: it kills what is left, if anything is, and ends."""
+        pidfd, self._pidfd = self._pidfd, None
+        self._forget()
+        if pidfd is not None:
+            self._loop.remove_reader(pidfd)
+            if not select.select([pidfd], [], [], STOP_TIMEOUT)[0]:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+            os.close(pidfd)
+
+    def _spawn(self, read_end: int) -> int:
+        nonce, shift = self._arguments
+        argv = [sys.executable, "-I", "-S", "-B", guardian.__file__, "3", str(nonce), str(shift)]
+        null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+        actions = [*null, (os.POSIX_SPAWN_DUP2, read_end, 3)]
+        return os.posix_spawn(sys.executable, argv, {}, file_actions=actions, setsid=True)
+
+    def _died(self) -> None:
+        pidfd = self._pidfd
+        if pidfd is not None:
+            self._loop.remove_reader(pidfd)
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+            self._forget()
+            log.warning("the guardian was killed; starting another")
+            self._loop.call_later(RESTART_DELAY, self.start)
+
+    def _forget(self) -> None:
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        if self._write_end is not None:
+            os.close(self._write_end)
+        self._pidfd = self._write_end = None

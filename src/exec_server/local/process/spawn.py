@@ -1,0 +1,263 @@
+"""Starting a program: find it, give it its descriptors, its directory, its session, its tag.
+
+`posix_spawn` through ctypes, because it starts a child without copying this process (vfork), can change
+directory and open a terminal on the way, and lets other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import struct
+import sys
+import termios
+from collections.abc import Iterator
+from typing import Any, Final
+
+from msgspec import Struct
+
+from ...wire.errors import RpcError, internal_error, os_error_text
+from . import descriptors, tree
+
+__all__ = ["SpawnSpec", "Spawned", "spawn"]
+
+DEFAULT_PATH: Final = "/usr/local/bin:/bin:/usr/bin"
+"""Where a bare name is looked for when the child has no PATH."""
+
+PIPE_BYTES: Final = 1024 * 1024
+"""Size asked for the pipes that carry output: fewer wake-ups on heavy output."""
+
+_F_SETPIPE_SZ: Final = getattr(fcntl, "F_SETPIPE_SZ", 1031)
+_SETSIGDEF: Final = 0x04
+_SETSIGMASK: Final = 0x08
+_SETSID: Final = 0x400 if sys.platform == "darwin" else 0x80
+_OPAQUE_BYTES: Final = 512
+"""Room for any C library's posix_spawnattr_t, posix_spawn_file_actions_t or sigset_t."""
+
+_libc = ctypes.CDLL(None)
+_Buffer = ctypes.c_char * _OPAQUE_BYTES
+_ALL_SIGNALS = _Buffer()
+_NO_SIGNALS = _Buffer()
+_libc.sigfillset(_ALL_SIGNALS)
+_libc.sigemptyset(_NO_SIGNALS)
+
+
+class SpawnSpec(Struct):
+    """Everything about a child that is decided before it exists."""
+
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    tty: bool
+    pipe_stdin: bool
+    arg0: str | None = None
+    rows: int = 24
+    cols: int = 80
+    tag: int | None = None
+
+
+class Spawned(Struct):
+    """A running child. The descriptors are ours, non-blocking, and not inherited by anybody."""
+
+    pid: int
+    pidfd: int | None
+    stdin: int | None
+    outputs: list[tuple[str, int]]
+    """Stream name and descriptor to read it from."""
+
+
+def spawn(spec: SpawnSpec) -> Spawned:
+    """Start the child, or raise RpcError -32603 with the operating system's words."""
+    _check_text(spec)
+    owned: list[int] = []  # closed if anything fails
+    handed: list[int] = []  # the child's ends, closed in any case
+    actions = _Actions()
+    start = _spawn_on_terminal if spec.tty else _spawn_on_pipes
+    try:
+        return start(spec, owned, handed, actions)
+    except BaseException as error:
+        for fd in owned:
+            os.close(fd)
+        if isinstance(error, OSError):
+            raise internal_error(os_error_text(error)) from None
+        raise
+    finally:
+        actions.destroy()
+        for fd in handed:
+            os.close(fd)
+
+
+def _check_text(spec: SpawnSpec) -> None:
+    if not spec.argv[0]:
+        raise internal_error(f"missing program for {'PTY' if spec.tty else 'pipe'} spawn")
+    if any("\0" in word for word in (*spec.argv, spec.arg0 or "")):
+        raise internal_error("nul byte found in provided data")
+    if any("\0" in name or "\0" in value for name, value in spec.env.items()):
+        raise internal_error(
+            "nul byte found in provided data" if spec.tty else "data provided contains a nul byte"
+        )
+
+
+def _spawn_on_pipes(spec: SpawnSpec, owned: list[int], handed: list[int], actions: _Actions) -> Spawned:
+    stdin: int | None = None
+    if spec.pipe_stdin:
+        theirs, stdin = _pipe()
+        handed.append(theirs)
+        owned.append(stdin)
+        actions.duplicate(theirs, 0)
+    else:
+        actions.open(0, "/dev/null", os.O_RDONLY)
+    outputs: list[tuple[str, int]] = []
+    for target, name in ((1, "stdout"), (2, "stderr")):
+        ours, theirs = _pipe()
+        owned.append(ours)
+        handed.append(theirs)
+        _enlarge(ours)
+        outputs.append((name, ours))
+        actions.duplicate(theirs, target)
+    for fd in owned:
+        os.set_blocking(fd, False)
+    pid = _start(spec, actions)
+    return Spawned(pid, _watchable(pid), stdin, outputs)
+
+
+def _spawn_on_terminal(spec: SpawnSpec, owned: list[int], handed: list[int], actions: _Actions) -> Spawned:
+    master, slave = os.openpty()
+    owned.append(master)
+    handed.append(slave)
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", spec.rows, spec.cols, 0, 0))
+    os.set_blocking(master, False)
+    # The first terminal a session leader opens becomes its controlling terminal.
+    actions.open(0, os.ttyname(slave), os.O_RDWR)
+    actions.duplicate(0, 1)
+    actions.duplicate(0, 2)
+    pid = _start(spec, actions)
+    return Spawned(pid, _watchable(pid), master, [("pty", master)])
+
+
+def _start(spec: SpawnSpec, actions: _Actions) -> int:
+    if not os.path.isdir(spec.cwd):
+        code = errno.ENOTDIR if os.path.exists(spec.cwd) else errno.ENOENT
+        raise OSError(code, os.strerror(code))
+    actions.change_directory(spec.cwd)
+    argv = _string_array([spec.argv[0] if spec.arg0 is None else spec.arg0, *spec.argv[1:]])
+    env = _string_array([f"{name}={value}" for name, value in spec.env.items()])
+    attributes = _Buffer()
+    _libc.posix_spawnattr_init(attributes)
+    _libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID))
+    _libc.posix_spawnattr_setsigdefault(attributes, _ALL_SIGNALS)
+    _libc.posix_spawnattr_setsigmask(attributes, _NO_SIGNALS)
+    before = tree.current()
+    try:
+        if spec.tag is not None:
+            tree.set_current((spec.tag, before[1]))
+        return _try_candidates(spec, actions, attributes, argv, env)
+    finally:
+        if spec.tag is not None:
+            tree.set_current(before)
+        _libc.posix_spawnattr_destroy(attributes)
+
+
+def _try_candidates(spec: SpawnSpec, actions: _Actions, attributes: Any, argv: Any, env: Any) -> int:
+    """Like execvp: go on past what is missing, remember what was there but not allowed."""
+    pid = ctypes.c_int()
+    failure = errno.ENOENT
+    for path in _candidates(spec):
+        code = _libc.posix_spawn(ctypes.byref(pid), _encoded(path), actions.buffer, attributes, argv, env)
+        if code == 0:
+            return pid.value
+        if code == errno.EACCES:
+            failure = code
+        elif code not in (errno.ENOENT, errno.ENOTDIR):
+            raise OSError(code, os.strerror(code))
+    if spec.tty and failure == errno.ENOENT and "/" not in spec.argv[0]:
+        raise _no_candidate(spec)
+    raise OSError(failure, os.strerror(failure))
+
+
+def _candidates(spec: SpawnSpec) -> Iterator[str]:
+    name = spec.argv[0]
+    if "/" in name:
+        yield name
+        return
+    path = spec.env.get("PATH", DEFAULT_PATH)
+    for directory in path.split(":") if path else ():
+        candidate = f"{directory}/{name}" if directory else name
+        if os.path.exists(os.path.join(spec.cwd, candidate)):
+            yield candidate
+
+
+def _no_candidate(spec: SpawnSpec) -> RpcError:
+    path = spec.env.get("PATH")
+    why = "Unable to resolve the PATH" if path is None else f'No viable candidates found in PATH "{path}"'
+    return internal_error(f"Unable to spawn {spec.argv[0]} because:\n{why}")
+
+
+class _Actions:
+    """What the child does between being made and becoming the program."""
+
+    def __init__(self) -> None:
+        self.buffer = _Buffer()
+        _check(_libc.posix_spawn_file_actions_init(self.buffer))
+
+    def duplicate(self, source: int, target: int) -> None:
+        _check(_libc.posix_spawn_file_actions_adddup2(self.buffer, source, target))
+
+    def open(self, target: int, path: str, flags: int) -> None:
+        _check(_libc.posix_spawn_file_actions_addopen(self.buffer, target, _encoded(path), flags, 0))
+
+    def change_directory(self, path: str) -> None:
+        _check(_libc.posix_spawn_file_actions_addchdir_np(self.buffer, _encoded(path)))
+
+    def destroy(self) -> None:
+        _libc.posix_spawn_file_actions_destroy(self.buffer)
+
+
+def _check(code: int) -> None:
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+def _string_array(words: list[str]) -> Any:
+    return (ctypes.c_char_p * (len(words) + 1))(*map(_encoded, words), None)
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe whose ends are above the standard descriptors, even if those were closed."""
+    read, write = os.pipe()
+    return _above_standard(read), _above_standard(write)
+
+
+def _above_standard(fd: int) -> int:
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def _enlarge(fd: int) -> None:
+    try:
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:
+        pass  # the account's share of pipe memory is used up; a small pipe works too
+
+
+def _watchable(pid: int) -> int | None:
+    """A descriptor that tells when the child is gone; a child that cannot be watched is not kept."""
+    descriptors.restore_in_child(pid)
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,117 @@
+"""The processes of one owner: their ids, who may start another, how long they are remembered."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+from ... import log
+from ...loop import Pending
+from ...wire.errors import invalid_request
+from . import tree
+from .machine import ProcessMachine
+from .process import Listener, ManagedProcess, State
+from .spawn import Spawned, SpawnSpec, spawn
+
+__all__ = ["ProcessTable"]
+
+
+class ProcessTable:
+    """Ids are the owner's; each stays taken until some time after its process has closed."""
+
+    def __init__(self, machine: ProcessMachine) -> None:
+        self._machine = machine
+        self._tags = machine.tags.open_session()
+        self._processes: dict[str, ManagedProcess] = {}
+        self._closed = False
+        self.paused = False
+
+    def __iter__(self) -> Iterator[ManagedProcess]:
+        return iter(list(self._processes.values()))
+
+    def get(self, process_id: str) -> ManagedProcess | None:
+        return self._processes.get(process_id)
+
+    def start(self, process_id: str, spec: SpawnSpec, listener: Listener) -> ManagedProcess:
+        """Take the id and begin to start; `started` of what is returned settles when it runs or cannot."""
+        if process_id in self._processes:
+            raise invalid_request(f"process {process_id} already exists")
+        machine = self._machine
+        limit = machine.limits.max_processes
+        if limit is not None and sum(process.live for process in self._processes.values()) >= limit:
+            raise invalid_request(f"process limit reached ({limit})")
+        spec.tag = self._tags.new() if tree.SUPPORTED else None
+        process = ManagedProcess(
+            machine.loop, process_id, spec, machine.limits, listener, machine.killer, machine.watcher
+        )
+        if self.paused:
+            process.pause_output()
+        self._processes[process_id] = process
+        machine.guard.start()
+        machine.spawner.run(spawn, spec).then(lambda spawned: self._spawned(process, spawned))
+        return process
+
+    def forget(self, process: ManagedProcess) -> None:
+        """Free the id now."""
+        if self._processes.get(process.id) is process:
+            del self._processes[process.id]
+
+    def forget_later(self, process: ManagedProcess) -> None:
+        """Free the id when the retention of a closed process is over."""
+        self._machine.loop.call_later(self._machine.limits.retention, self.forget, process)
+
+    def pause(self) -> None:
+        """Stop reading output: the listener cannot take more."""
+        self.paused = True
+        for process in self._processes.values():
+            process.pause_output()
+
+    def resume(self) -> None:
+        """Go on reading output."""
+        self.paused = False
+        for process in list(self._processes.values()):
+            process.resume_output()
+
+    def kill_all(self, done: Callable[[int], object] | None = None) -> None:
+        """The owner is gone: SIGTERM and some time if so configured, then kill every tree it ever started."""
+        if self._closed:
+            return
+        self._closed = True
+        grace = self._machine.limits.shutdown_grace
+        if grace > 0 and any(process.state is State.RUNNING for process in self._processes.values()):
+            for process in self._processes.values():
+                process.signal(signal.SIGTERM)
+            self._machine.loop.call_later(grace, self._kill_trees, done)
+        else:
+            self._kill_trees(done)
+
+    def _kill_trees(self, done: Callable[[int], object] | None) -> None:
+        def finish(killed: Pending[int]) -> None:
+            for process in self._processes.values():
+                process.signal(signal.SIGKILL)  # also whoever shed the tag but stayed in the group
+                process.abandon()
+            self._tags.release()
+            count = killed.result()
+            log.info("killed the processes of a session", killed=count)
+            if done is not None:
+                done(count)
+
+        self._machine.killer.run(tree.kill_tagged, self._tags.contains).then(finish)
+
+    def _spawned(self, process: ManagedProcess, outcome: Pending[Spawned]) -> None:
+        try:
+            spawned = outcome.result()
+        except Exception as error:
+            self.forget(process)
+            process.fail_to_start(error)
+            return
+        if self._closed:
+            # The owner went away while the child was being made.
+            tag = process.spec.tag
+            if tag is not None:
+                self._machine.killer.run(tree.kill_tagged, tag.__eq__)
+            os.kill(spawned.pid, signal.SIGKILL)
+        process.run(spawned)
+        if self._closed:
+            process.abandon()

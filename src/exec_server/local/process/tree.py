@@ -1,0 +1,199 @@
+"""Whole trees of processes: marked when they are born, found and killed however far they ran.
+
+A child inherits its resource limits, and so does everything it starts, whether it forks twice, calls
+`setsid` or moves to another group. The soft limit on uninterrupted real-time CPU (RLIMIT_RTTIME, in
+microseconds) does nothing to ordinary processes, so its number is used as a tag: each server picks a
+part of the number, each session and each process adds its own.
+
+Killing goes through pidfds (open, look at the tag again, signal), so a reused pid is never hit. What
+escapes: a process that changes this limit on purpose, and one that became another user's (it is found,
+but cannot be signalled without privilege). Other systems have no such tag: there only the process
+group is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Final
+
+__all__ = [
+    "SESSION_SHIFT",
+    "SUPPORTED",
+    "SessionTags",
+    "TagSpace",
+    "current",
+    "kill_tagged",
+    "processes",
+    "set_current",
+]
+
+SUPPORTED: Final = sys.platform == "linux" and hasattr(os, "pidfd_open")
+"""Whether this system can tag and find whole trees."""
+
+_PROCESS_BITS: Final = 18
+SESSION_SHIFT: Final = 32
+"""What is left of a tag above this many bits is the part of the server."""
+_SESSION_BITS: Final = SESSION_SHIFT - _PROCESS_BITS
+_MAX_ROUNDS: Final = 200
+"""Rounds of look-and-kill before giving up on a tree that forks faster than it can be killed."""
+
+if sys.platform == "linux":
+    import resource
+
+    _RTTIME = resource.RLIMIT_RTTIME
+
+    def current() -> tuple[int, int]:
+        """This process's own limit, to restore after a spawn."""
+        return resource.getrlimit(_RTTIME)
+
+    def set_current(limit: tuple[int, int]) -> None:
+        """Set this process's own limit, for the next child to inherit."""
+        resource.setrlimit(_RTTIME, limit)
+
+    def _tag_of(pid: int) -> int:
+        """The tag a process carries; OSError when it is gone."""
+        try:
+            return resource.prlimit(pid, _RTTIME)[0]
+        except PermissionError:
+            # Another user's process: its limits can be read, though not through the system call.
+            with open(f"/proc/{pid}/limits", "rb") as limits:
+                for line in limits:
+                    if line.startswith(b"Max realtime timeout"):
+                        word = line.split()[3]
+                        return int(word) if word.isdigit() else -1
+            return -1
+
+else:
+
+    def current() -> tuple[int, int]:
+        return (-1, -1)
+
+    def set_current(limit: tuple[int, int]) -> None:
+        del limit
+
+    def _tag_of(pid: int) -> int:
+        del pid
+        return -1
+
+
+class TagSpace:
+    """The tags of one server: a random part nobody else on this machine is using."""
+
+    def __init__(self) -> None:
+        self._next_session = 0
+        self._sessions: set[int] = set()
+        self.nonce = _unused_nonce()
+
+    def open_session(self) -> SessionTags:
+        """Tags for the processes of one more session."""
+        for _ in range(1 << _SESSION_BITS):
+            number = self._next_session
+            self._next_session = (number + 1) % (1 << _SESSION_BITS)
+            if number not in self._sessions:
+                self._sessions.add(number)
+                return SessionTags(self, number)
+        raise RuntimeError(f"more than {1 << _SESSION_BITS} sessions at once")
+
+    def close_session(self, number: int) -> None:
+        self._sessions.discard(number)
+
+    def contains(self, tag: int) -> bool:
+        """Whether a tag is one of this server's."""
+        return tag >> (SESSION_SHIFT) == self.nonce
+
+
+class SessionTags:
+    """The tags of one session, and which of them are in use."""
+
+    def __init__(self, space: TagSpace, number: int) -> None:
+        self._space = space
+        self._number = number
+        self._prefix = space.nonce << _SESSION_BITS | number
+        self._next = 0
+
+    def new(self) -> int:
+        """A tag for one more process."""
+        self._next = (self._next + 1) % (1 << _PROCESS_BITS)
+        return self._prefix << _PROCESS_BITS | self._next
+
+    def contains(self, tag: int) -> bool:
+        """Whether a tag belongs to any process this session ever started."""
+        return tag >> _PROCESS_BITS == self._prefix
+
+    def release(self) -> None:
+        """The session is gone; its number may be used again."""
+        self._space.close_session(self._number)
+
+
+def _unused_nonce() -> int:
+    while True:
+        nonce = 1 << 30 | secrets.randbits(30)
+        shift = SESSION_SHIFT
+        if not any(tag >> shift == nonce for _, tag in processes()):
+            return nonce
+
+
+def processes() -> Iterator[tuple[int, int]]:
+    """Every process of this machine that can be seen, with the tag it carries (-1 for none)."""
+    if not SUPPORTED:
+        return
+    for name in os.listdir("/proc"):
+        if name[0] in "123456789":
+            try:
+                yield int(name), _tag_of(int(name))
+            except (OSError, ValueError):
+                continue  # it ended meanwhile
+
+
+def kill_tagged(matches: Callable[[int], bool], sig: int = signal.SIGKILL) -> int:
+    """Signal every live process whose tag matches, and those they start meanwhile; how many there were."""
+    signalled: dict[int, int] = {}
+    try:
+        for _ in range(_MAX_ROUNDS):
+            fresh = 0
+            for pid, tag in processes():
+                if pid in signalled or not matches(tag):
+                    continue
+                pidfd = _open_if(pid, matches)
+                if pidfd is not None:
+                    signalled[pid] = pidfd
+                    fresh += _send(pidfd, sig)
+            if not fresh:
+                break
+        return len(signalled)
+    finally:
+        for pidfd in signalled.values():
+            os.close(pidfd)
+
+
+def _open_if(pid: int, matches: Callable[[int], bool]) -> int | None:
+    """A pidfd for the process, if after opening it still is the one meant and not a corpse."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    try:
+        if matches(_tag_of(pid)) and not _is_dead(pid):
+            return pidfd
+    except OSError:
+        pass
+    os.close(pidfd)
+    return None
+
+
+def _is_dead(pid: int) -> bool:
+    """Ended, and waiting only for its parent to notice."""
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        return stat.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+
+
+def _send(pidfd: int, sig: int) -> int:
+    try:
+        signal.pidfd_send_signal(pidfd, sig)
+    except OSError:
+        return 0  # gone, or another user's
+    return 1

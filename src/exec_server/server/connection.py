@@ -1,0 +1,279 @@
+"""One connection: the handshake, the order of requests, and the answers.
+
+Requests take effect in the order in which they arrive. What can be answered now is answered now; what
+has to wait (a long poll, a spawn, an HTTP request) becomes a Pending, steps aside, and never delays
+what comes behind it. At most `waiting_requests` may wait; when that many do, ordinary requests queue
+in order, and only the few of the control lane (status, signal, terminate) still pass.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from .. import log
+from ..loop import Pending
+from ..transport.channel import Channel
+from ..wire.envelope import (
+    MALFORMED_ID,
+    Failure,
+    Malformed,
+    Notification,
+    Request,
+    RequestId,
+    Success,
+    encode_error,
+    encode_result,
+    malformed_error,
+    parse,
+)
+from ..wire.errors import METHOD_NOT_FOUND, RpcError, internal_error, invalid_request
+from ..wire.handshake import InitializeParams, InitializeResult
+from ..wire.params import decode_params
+from . import dispatch
+from .session import Session
+
+if TYPE_CHECKING:
+    from .server import Server
+
+__all__ = ["Connection"]
+
+CURRENT_FAMILIES: Final = ("process/", "environment/", "environmentConfig/", "http/", "fs/", "capabilit")
+"""What only clients of the current dialect call."""
+
+
+class Connection:
+    """A peer, from its first byte to its last."""
+
+    def __init__(self, server: Server, channel: Channel) -> None:
+        self.server = server
+        self.channel = channel
+        self.session: Session | None = None
+        self.initialized = False
+        self.lifecycle_events = False
+        self.binary_output = False
+        self.extensions = False
+        """The client has shown that it knows what this server adds to the reference's protocol."""
+        self._legacy = False
+        self._waiting: dict[Pending[Any], int] = {}
+        self._queue: deque[tuple[Request, dispatch.Method, int]] = deque()
+        self._queued_bytes = 0
+        self._reading = True
+        self._paused = False
+        self._ended = False
+        self.on_end: list[Callable[[], object]] = []
+        """Called when the connection is gone: what belongs to the connection and not to its session."""
+        self.http_streams: dict[str, Pending[None] | None] = {}
+        """HTTP bodies on their way to this connection, by request id."""
+        self._room: Pending[None] | None = None
+        server.metrics.connections += 1
+        server.metrics.connections_total += 1
+
+    # From the channel ----------------------------------------------------------------------------
+
+    def message_received(self, message: bytes) -> None:
+        try:
+            parsed = parse(message)
+        except Malformed as error:
+            failure = malformed_error(self.channel.parse_failure, error)
+            self.channel.send(encode_error(MALFORMED_ID, failure))
+            self._check_unsent()
+            return
+        if isinstance(parsed, Request):
+            try:
+                self._request(parsed, len(message))
+            except Exception as error:
+                self._answer_error(parsed.id, error, self.server.loop.time())
+            self._check_unsent()
+        elif isinstance(parsed, Notification):
+            self._notification(parsed)
+        else:
+            self._stray_answer(parsed)
+
+    binary_received = message_received
+
+    def writing_paused(self) -> None:
+        self._paused = True
+        if self.session is not None:
+            self.session.processes.pause()
+
+    def writing_resumed(self) -> None:
+        self._paused = False
+        if self.session is not None:
+            self.session.processes.resume()
+        self._make_room()
+
+    def room(self) -> Pending[None] | None:
+        """None while there is room for more messages, else what settles when there is."""
+        if self._paused and self._room is None:
+            self._room = Pending()
+        return self._room
+
+    def _make_room(self) -> None:
+        room, self._room = self._room, None
+        if room is not None:
+            room.resolve(None)
+
+    def channel_closed(self, reason: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        log.info("connection closed", peer=self.channel.peer, reason=reason)
+        self.server.metrics.connections -= 1
+        for pending in list(self._waiting):
+            pending.cancel()
+        self._waiting.clear()
+        self._queue.clear()
+        for body in list(self.http_streams.values()):
+            if body is not None:
+                body.cancel()
+        self._make_room()
+        for call in self.on_end:
+            call()
+        session, self.session = self.session, None
+        if session is not None:
+            self.server.sessions.leave(session, resumable=self.channel.resumable)
+        self.server.connection_ended(self)
+
+    # Requests ------------------------------------------------------------------------------------
+
+    def _request(self, request: Request, size: int) -> None:
+        method = dispatch.find(request.method)
+        if method is None or (method.extension and not self.extensions):
+            self._unknown_method(request)
+            return
+        if request.method.startswith("command/"):
+            self._legacy = True
+        elif request.method.startswith(CURRENT_FAMILIES):
+            self._legacy = False
+        if method.control or (not self._queue and len(self._waiting) < self.server.limits.waiting_requests):
+            self._run(request, method, size)
+            return
+        self._queue.append((request, method, size))
+        self._queued_bytes += size
+        self._watch_intake()
+
+    def _unknown_method(self, request: Request) -> None:
+        if self._legacy:
+            error = invalid_request(f"unknown method: {request.method}")
+        else:
+            text = f"exec-server stub does not implement `{request.method}` yet"
+            error = RpcError(METHOD_NOT_FOUND, text)
+        self.channel.send(encode_error(request.id, error))
+
+    def _run(self, request: Request, method: dispatch.Method, size: int) -> None:
+        started = self.server.loop.time()
+        try:
+            params: Any = decode_params(request.params, method.params)
+            if method.family is not None:
+                self._check_handshake(method.family)
+            result = method.run(self, params)
+        except Exception as error:
+            self._answer_error(request.id, error, started)
+            return
+        if isinstance(result, Pending):
+            if result.settled:
+                self._answer_settled(request.id, result, started)
+                return
+            self._waiting[result] = size
+            self._queued_bytes += size
+            self._watch_intake()
+            result.then(lambda done: self._waited(request.id, done, started))
+        else:
+            self._answer(request.id, result, started)
+
+    def _waited(self, request_id: RequestId, pending: Pending[Any], started: float) -> None:
+        self._queued_bytes -= self._waiting.pop(pending, 0)
+        if self._ended:
+            return
+        self._answer_settled(request_id, pending, started)
+        while self._queue and len(self._waiting) < self.server.limits.waiting_requests:
+            request, method, size = self._queue.popleft()
+            self._queued_bytes -= size
+            self._run(request, method, size)
+        self._watch_intake()
+        self._check_unsent()
+
+    def _answer_settled(self, request_id: RequestId, pending: Pending[Any], started: float) -> None:
+        try:
+            result = pending.result()
+        except Exception as error:
+            self._answer_error(request_id, error, started)
+        else:
+            self._answer(request_id, result, started)
+
+    def _answer(self, request_id: RequestId, result: Any, started: float) -> None:
+        self.channel.send(encode_result(request_id, result))
+        self.server.metrics.request_done(self.server.loop.time() - started, failed=False)
+
+    def _answer_error(self, request_id: RequestId, error: Exception, started: float) -> None:
+        if not isinstance(error, RpcError):
+            log.error("a request failed in an unforeseen way", exc_info=error)
+            error = internal_error(f"internal error: {type(error).__name__}: {error}")
+        self.channel.send(encode_error(request_id, error))
+        self.server.metrics.request_done(self.server.loop.time() - started, failed=True)
+
+    def _check_handshake(self, family: str) -> None:
+        if self.session is None:
+            raise invalid_request(f"client must call initialize before using {family} methods")
+        if not self.initialized:
+            raise invalid_request(f"client must send initialized before using {family} methods")
+
+    # Bounds --------------------------------------------------------------------------------------
+
+    def _watch_intake(self) -> None:
+        """Stop reading while too much waits, so that a client cannot fill our memory with questions."""
+        limits = self.server.limits
+        full = len(self._queue) >= limits.queued_requests or self._queued_bytes > limits.waiting_bytes
+        if full and self._reading:
+            self._reading = False
+            self.channel.pause_reading()
+        elif not full and not self._reading:
+            self._reading = True
+            self.channel.resume_reading()
+
+    def _check_unsent(self) -> None:
+        """A client that asks and does not read the answers is cut off at a bound."""
+        if self._paused and self.channel.unsent() > self.server.limits.outgoing_limit:
+            log.warning("client reads no answers, disconnecting it", peer=self.channel.peer)
+            self.channel.abort()
+
+    # The rest ------------------------------------------------------------------------------------
+
+    def initialize(self, params: InitializeParams) -> InitializeResult:
+        """The handshake's first half."""
+        if self.session is not None:
+            raise invalid_request("initialize may only be sent once per connection")
+        if params.resume_session_id is None:
+            session = self.server.sessions.create(self)
+        else:
+            session = self.server.sessions.resume(params.resume_session_id, self)
+        self.session = session
+        if self._paused:
+            session.processes.pause()
+        self.lifecycle_events = params.lifecycle_events is True
+        self.extensions = params.extensions is True
+        self.binary_output = params.binary_output is True and self.channel.carries_binary
+        result = InitializeResult(session.id, self.server.environment_info)
+        if self.binary_output:
+            result.binary_output = True
+        return result
+
+    def _notification(self, notification: Notification) -> None:
+        if notification.method != "initialized":
+            error = invalid_request(f"unexpected notification method: {notification.method}")
+            self.channel.send(encode_error(MALFORMED_ID, error))
+            self._check_unsent()
+        elif self.session is None:
+            log.warning("`initialized` before `initialize`, disconnecting", peer=self.channel.peer)
+            self.channel.abort()
+        else:
+            self.initialized = True
+
+    def _stray_answer(self, answer: Success | Failure) -> None:
+        """We ask nothing yet, so nobody can answer."""
+        log.warning(
+            "an answer to a question never asked, disconnecting", peer=self.channel.peer, id=answer.id
+        )
+        self.channel.abort()

@@ -1,0 +1,58 @@
+"""Which method is done by whom. Families are imported when the first of their methods is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from ..wire.handshake import InitializeParams
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ["Method", "find"]
+
+
+class Method(Struct, frozen=True):
+    """How a request is decoded, checked and done."""
+
+    params: type
+    run: Callable[[Connection, Any], Any]
+    """Gives the result, or a Pending of it."""
+    family: str | None
+    """The word of the handshake errors; None for what comes before the handshake."""
+    control: bool = False
+    """Passes even when everything else has to queue."""
+    extension: bool = False
+    """A name the reference answers with "not implemented", for clients that have said they know it."""
+
+
+_FAMILIES: Final = {
+    "process": "processes",
+    "environment": "environment",
+    "environmentConfig": "config",
+    "http": "http",
+    "command": "legacy",
+}
+"""The part of a method's name before the slash, and the module that does it."""
+
+_INITIALIZE: Final = Method(
+    InitializeParams, lambda connection, params: connection.initialize(params), family=None
+)
+_methods: dict[str, Method] = {"initialize": _INITIALIZE}
+_loaded: set[str] = set()
+
+
+def find(name: str) -> Method | None:
+    """The method of that name, if there is one."""
+    method = _methods.get(name)
+    if method is None:
+        module = _FAMILIES.get(name.partition("/")[0])
+        if module is not None and module not in _loaded:
+            _loaded.add(module)
+            _methods.update(import_module(f".handlers.{module}", __package__).METHODS)
+            method = _methods.get(name)
+    return method

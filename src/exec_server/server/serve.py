@@ -1,0 +1,200 @@
+"""Running a server until it is told to stop: on stdio, or listening.
+
+On stdio everything ends with the connection. A listening server ends on SIGTERM or SIGINT; either way
+every process it started is killed first, and the exit code is 0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from ..limits import Limits
+from ..local.process import descriptors
+from ..loop import PollLoop
+from ..transport.address import Listen
+from ..transport.stdio import StdioChannel
+from .server import Server
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .auth import Authenticator
+
+__all__ = ["ServeOptions", "serve"]
+
+
+class ServeOptions(Struct, frozen=True, kw_only=True):
+    """How to serve."""
+
+    listen: Listen
+    limits: Limits
+    authenticator: Authenticator | None = None
+    allowed_origins: frozenset[str] = frozenset()
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    exit_on_stdin_close: bool = False
+    hello: bool = False
+    """Say on stderr how to use the server, for people."""
+
+
+def serve(options: ServeOptions) -> None:
+    """Serve until told to stop."""
+    descriptors.hide_inherited()
+    descriptors.raise_limit()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if options.listen.kind == "stdio":
+        _serve_stdio(options.limits)
+    else:
+        _serve_listening(options)
+
+
+def _serve_stdio(limits: Limits) -> None:
+    loop = PollLoop()
+    server = Server(loop, limits)
+    read_fd, write_fd = _take_stdio()
+    channel = StdioChannel(loop, read_fd, write_fd, limits)
+    connection = server.accept(channel)
+    connection.on_end.append(loop.stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, loop.stop)
+    channel.attach(connection)
+    try:
+        loop.run()
+    finally:
+        server.close()
+
+
+def _take_stdio() -> tuple[int, int]:
+    """Keep the protocol's descriptors to ourselves: a stray print must not become a message."""
+    read_fd, write_fd = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return read_fd, write_fd
+
+
+def _serve_listening(options: ServeOptions) -> None:
+    import asyncio
+
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(_listen(options))
+    else:
+        uvloop.run(_listen(options))
+
+
+async def _listen(options: ServeOptions) -> None:
+    import asyncio
+
+    from ..transport.websocket import WebSocketChannel
+    from .gate import Gate
+
+    loop = asyncio.get_running_loop()
+    server = Server(loop, options.limits)
+    gate = Gate(options.authenticator, options.allowed_origins, server.metrics)
+
+    def accept(channel: WebSocketChannel) -> None:
+        channel.attach(server.accept(channel))
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    listener: asyncio.AbstractServer | None = None
+    try:
+        listener, url = await _open(options, gate, accept)
+        if url:
+            sys.stdout.write(f"{url}\n")
+            sys.stdout.flush()
+        if options.hello:
+            _say_hello(url)
+        if options.exit_on_stdin_close:
+            _stop_at_end_of_stdin(loop, stop)
+        await stop.wait()
+    finally:
+        if listener is not None:
+            listener.close()
+        server.close()
+
+
+async def _open(
+    options: ServeOptions, gate: Gate, accept: Accept
+) -> tuple[asyncio.AbstractServer | None, str]:
+    """The listening socket and the address it got."""
+    import asyncio
+
+    import aiofastnet
+
+    from ..transport import unix
+    from ..transport.door import Door
+
+    listen = options.listen
+    if listen.kind == "off":
+        return None, ""
+    if listen.kind == "unix":
+        return await unix.listen(listen.path, gate.route, accept, options.limits), f"unix://{listen.path}"
+    listener = await aiofastnet.create_server(
+        asyncio.get_running_loop(),
+        lambda: Door(gate.route, accept, options.limits),
+        listen.host,
+        listen.port,
+        ssl=_tls(options),
+        backlog=1024,
+    )
+    return listener, listen.url(listener.sockets[0].getsockname()[1])
+
+
+def _tls(options: ServeOptions) -> ssl.SSLContext | None:
+    if options.listen.kind != "wss" or options.tls_cert is None:
+        return None
+    import ssl
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(options.tls_cert, options.tls_key)
+    return context
+
+
+def _stop_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    def readable() -> None:
+        try:
+            ended = not os.read(0, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            ended = True
+        if ended:
+            loop.remove_reader(0)
+            stop.set()
+
+    try:
+        loop.add_reader(0, readable)
+    except (OSError, ValueError):
+        stop.set()  # a file or nothing at all: it is at its end already
+
+
+def _say_hello(url: str) -> None:
+    sys.stderr.write(
+        f"""
+exec-server is listening on {url}
+
+  run a command      exec-server run --url {url} -- uname -a
+  from Python        async with await exec_server.connect("{url}") as client: ...
+  for codex          CODEX_EXEC_SERVER_URL={url} codex exec "..."
+  health             curl {url.replace("ws", "http", 1)}/readyz
+
+Press Ctrl-C to stop; every process started through it is stopped with it.
+"""
+    )
+
+
+if TYPE_CHECKING:
+    import ssl
+
+    from ..transport.door import Accept
+    from .gate import Gate

@@ -1,0 +1,117 @@
+"""The server itself: what its connections share, and how it ends. Knows nothing of sockets."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Raw
+from msgspec.json import encode
+
+from ..limits import Limits
+from ..local.process.machine import ProcessMachine
+from ..local.worker import Worker
+from ..loop import Loop
+from ..transport.channel import Channel
+from ..version import __version__
+from .connection import Connection
+from .metrics import Metrics
+from .session import SessionRegistry
+
+if TYPE_CHECKING:
+    from ..local.http import LocalHttp
+    from .background import Background
+
+__all__ = ["CAPABILITIES", "Server"]
+
+CAPABILITIES: Final = {
+    # The reference's flags. A client uses what is announced, so what is not done is false.
+    "networkProxyLaunch": False,
+    "networkProxyReviewDomains": False,
+    "credentialMasking": False,
+    "credentialMaskingCustomProviders": False,
+    "capabilityDiscoverySandbox": False,
+    "fsWatchMissing": False,
+    "capabilityDiscoveryV2": False,
+    "environmentConfigRead": True,
+    "httpHeaderEnvVars": True,
+    "sandboxedFileStreaming": False,
+    "fileWriteStreaming": False,
+    "shellSnapshotV2": False,
+    "windowsMxc": False,
+    "linuxRootWritePreservesDevices": False,
+    "linuxApprovedRootWritePreservesRestrictions": False,
+    # Ours.
+    "processCloseStdin": True,
+    "processResize": True,
+    "processPtySize": True,
+    "processWait": True,
+    "processSnapshot": True,
+    "processTerminateModes": True,
+    "processSpawnModes": True,
+    "processLifecycleEvents": True,
+    "processSignals": True,
+    "processList": True,
+    "binaryOutput": True,
+}
+"""What `environment/info` announces."""
+
+
+class Server:
+    """Serves this machine to any number of connections."""
+
+    def __init__(self, loop: Loop, limits: Limits | None = None) -> None:
+        self.loop = loop
+        self.limits = limits or Limits()
+        self.metrics = Metrics()
+        self.machine = ProcessMachine(loop, self.limits)
+        self.sessions = SessionRegistry(self.machine, self.metrics)
+        self._connections: set[Connection] = set()
+
+    @cached_property
+    def environment_info(self) -> Raw:
+        """The facts about this machine, encoded once."""
+        from ..local.info import environment_info
+
+        return Raw(encode(environment_info(self.limits, CAPABILITIES, __version__)))
+
+    @cached_property
+    def background(self) -> Background:
+        """Where work that needs asyncio is done."""
+        from .background import Background
+
+        return Background(self.loop)
+
+    @cached_property
+    def http(self) -> LocalHttp:
+        """HTTP requests from this machine, one pool of connections for all."""
+        from ..local.http import LocalHttp
+
+        return LocalHttp()
+
+    @cached_property
+    def files_worker(self) -> Worker:
+        """A thread for reading files that may be slow."""
+        return Worker(self.loop, "exec-server-files")
+
+    def accept(self, channel: Channel) -> Connection:
+        """Serve one more channel; the caller attaches the connection to it as its receiver."""
+        connection = Connection(self, channel)
+        self._connections.add(connection)
+        return connection
+
+    def connection_ended(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+
+    def close(self) -> None:
+        """End everything: connections are dropped, every process ever started here is killed."""
+        for connection in list(self._connections):
+            connection.channel.abort()
+        self.machine.close()
+        made = self.__dict__
+        if "http" in made:
+            self.background.run(self.http.close())
+        if "background" in made:
+            self.background.close()
+        if "files_worker" in made:
+            self.files_worker.close()

@@ -1,0 +1,111 @@
+"""Sessions: who owns which processes, and what becomes of them when the connection goes.
+
+    ATTACHED <-> DETACHED -> EXPIRED
+
+Only a detached session can be resumed; one that waits longer than `detach_ttl` expires, and everything
+it ever started is killed.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from .. import log
+from ..local.process.machine import ProcessMachine
+from ..local.process.table import ProcessTable
+from ..loop import Timer
+from ..wire.errors import ALREADY_ATTACHED, RpcError, invalid_request
+from .metrics import Metrics
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+__all__ = ["Session", "SessionRegistry", "SessionState"]
+
+
+class SessionState(enum.Enum):
+    ATTACHED = "attached"
+    DETACHED = "detached"
+    EXPIRED = "expired"
+
+
+TRANSITIONS: Final = {
+    SessionState.ATTACHED: frozenset({SessionState.DETACHED, SessionState.EXPIRED}),
+    SessionState.DETACHED: frozenset({SessionState.ATTACHED, SessionState.EXPIRED}),
+    SessionState.EXPIRED: frozenset[SessionState](),
+}
+"""Every change of state there is."""
+
+
+class Session:
+    """One client's processes, with or without a connection to tell about them."""
+
+    def __init__(self, session_id: str, machine: ProcessMachine) -> None:
+        self.id = session_id
+        self.state = SessionState.ATTACHED
+        self.processes = ProcessTable(machine)
+        self.connection: Connection | None = None
+        self.expiry: Timer | None = None
+
+    def become(self, state: SessionState) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"session {self.id} cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+
+class SessionRegistry:
+    """All sessions of a server."""
+
+    def __init__(self, machine: ProcessMachine, metrics: Metrics) -> None:
+        self._machine = machine
+        self._metrics = metrics
+        self._sessions: dict[str, Session] = {}
+
+    def create(self, connection: Connection) -> Session:
+        """A new session, attached."""
+        session = Session(str(uuid4()), self._machine)
+        session.connection = connection
+        self._sessions[session.id] = session
+        self._metrics.sessions += 1
+        return session
+
+    def resume(self, session_id: str, connection: Connection) -> Session:
+        """Attach a detached session to a new connection."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise invalid_request(f"unknown session id {session_id}")
+        if session.state is SessionState.ATTACHED:
+            raise RpcError(
+                ALREADY_ATTACHED, f"session {session_id} is already attached to another connection"
+            )
+        session.become(SessionState.ATTACHED)
+        session.connection = connection
+        self._metrics.sessions_detached -= 1
+        if session.expiry is not None:
+            session.expiry.cancel()
+        return session
+
+    def leave(self, session: Session, *, resumable: bool) -> None:
+        """The connection is gone: keep the session for a while, or end it."""
+        session.connection = None
+        if not resumable:
+            self._expire(session)
+            return
+        session.become(SessionState.DETACHED)
+        self._metrics.sessions_detached += 1
+        # Nobody to wait for: output goes to the log alone.
+        session.processes.resume()
+        delay = self._machine.limits.detach_ttl
+        session.expiry = self._machine.loop.call_later(delay, self._expire, session)
+
+    def _expire(self, session: Session) -> None:
+        if session.state is SessionState.DETACHED:
+            self._metrics.sessions_detached -= 1
+            self._metrics.sessions_expired_total += 1
+            log.info("session expired", session=session.id)
+        session.become(SessionState.EXPIRED)
+        del self._sessions[session.id]
+        self._metrics.sessions -= 1
+        session.processes.kill_all()

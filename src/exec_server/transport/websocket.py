@@ -1,0 +1,329 @@
+"""WebSocket channels: frames by picows, reassembly and the protocol's limits here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from picows import WSFrame, WSListener, WSMsgType, WSTransport
+from picows.api import WSProtocol
+from picows.picows import WSAutoPingStrategy
+
+from ..limits import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Limits
+from .channel import Receiver
+
+__all__ = ["ConnectFailed", "WebSocketChannel", "connect", "upgrade"]
+
+_TEXT: Final = WSMsgType.TEXT
+_BINARY: Final = WSMsgType.BINARY
+_READ_BUFFER_BYTES: Final = 64 * 1024
+
+logging.getLogger("picows").addHandler(logging.NullHandler())
+logging.getLogger("picows").propagate = False
+
+
+class ConnectFailed(OSError):
+    """The WebSocket could not be opened; `status` is the HTTP answer, if there was one."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class WebSocketChannel(WSListener):
+    """One WebSocket, either end."""
+
+    carries_binary = True
+    resumable = True
+
+    def __init__(self, peer: str, limits: Limits, *, server_side: bool) -> None:
+        super().__init__()
+        self.peer = peer
+        self.parse_failure = f"failed to parse websocket JSON-RPC message from exec-server websocket {peer}"
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._limits = limits
+        self._server_side = server_side
+        self._receiver: Receiver | None = None
+        self._transport: WSTransport | None = None
+        self._parts: list[bytes] = []
+        self._parts_size = 0
+        self._parts_type = _TEXT
+        self._early: list[tuple[bool, bytes]] = []
+        self._closed_reason: str | None = None
+        self._reason = "the peer closed the connection"
+        self._pinger: asyncio.TimerHandle | None = None
+
+    # What receivers use --------------------------------------------------------------------------
+
+    def attach(self, receiver: Receiver) -> None:
+        """Deliver to this receiver, beginning with what came before it."""
+        self._receiver = receiver
+        early, self._early = self._early, []
+        for binary, message in early:
+            (receiver.binary_received if binary else receiver.message_received)(message)
+        if self._closed_reason is not None:
+            receiver.channel_closed(self._closed_reason)
+
+    def send(self, message: bytes) -> None:
+        if self._transport is not None:
+            self._transport.send(_TEXT, message)
+
+    def send_binary(self, header: bytes, payload: bytes) -> None:
+        if self._transport is not None:
+            self._transport.send(_BINARY, header + payload)
+
+    def unsent(self) -> int:
+        transport = self._transport
+        return 0 if transport is None else transport.underlying_transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.underlying_transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.underlying_transport.resume_reading()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.send_close()
+            self._transport.disconnect()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.disconnect(False)
+
+    # What picows calls ---------------------------------------------------------------------------
+
+    def on_ws_connected(self, transport: WSTransport) -> None:
+        self._transport = transport
+        transport.underlying_transport.set_write_buffer_limits(high=self._limits.outgoing_high_water)
+        if self._server_side:
+            self._plan_ping()
+        if not self.opened.done():
+            self.opened.set_result(None)
+
+    def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        kind = frame.msg_type
+        if frame.rsv1 or frame.rsv2 or frame.rsv3:
+            self._violation("reserved bits are set, but no extension was agreed on")
+        elif kind in (_TEXT, _BINARY):
+            if self._parts:
+                self._violation("a new message began inside a fragmented one")
+            elif frame.fin:
+                self._deliver(kind, frame.get_payload_as_bytes())
+            else:
+                self._parts_type = kind
+                self._add_part(frame)
+        elif kind == WSMsgType.CONTINUATION:
+            if not self._parts:
+                self._violation("a continuation without a beginning")
+                return
+            self._add_part(frame)
+            if frame.fin and self._parts:
+                message = b"".join(self._parts)
+                self._parts.clear()
+                self._parts_size = 0
+                self._deliver(self._parts_type, message)
+        elif kind == WSMsgType.CLOSE:
+            transport.send_close(frame.get_close_code())
+            transport.disconnect()
+
+    def on_ws_disconnected(self, transport: WSTransport) -> None:
+        del transport
+        self._transport = None
+        if self._pinger is not None:
+            self._pinger.cancel()
+        self._closed_reason = self._reason
+        if self._receiver is not None:
+            self._receiver.channel_closed(self._reason)
+
+    def pause_writing(self) -> None:
+        if self._receiver is not None:
+            self._receiver.writing_paused()
+
+    def resume_writing(self) -> None:
+        if self._receiver is not None:
+            self._receiver.writing_resumed()
+
+    # ---------------------------------------------------------------------------------------------
+
+    def _deliver(self, kind: Any, message: bytes) -> None:
+        binary = kind == _BINARY
+        if not binary and not message.isascii():
+            try:
+                message.decode()
+            except UnicodeDecodeError:
+                self._violation("a text message is not UTF-8")
+                return
+        receiver = self._receiver
+        if receiver is None:
+            self._early.append((binary, message))
+        elif binary:
+            receiver.binary_received(message)
+        else:
+            receiver.message_received(message)
+
+    def _add_part(self, frame: WSFrame) -> None:
+        part = frame.get_payload_as_bytes()
+        self._parts_size += len(part)
+        if self._parts_size > MAX_MESSAGE_BYTES:
+            self._violation(f"a message is longer than {MAX_MESSAGE_BYTES} bytes")
+        else:
+            self._parts.append(part)
+
+    def _violation(self, reason: str) -> None:
+        self._reason = f"protocol violation: {reason}"
+        self._parts.clear()
+        self.abort()
+
+    def _plan_ping(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._pinger = loop.call_later(self._limits.ping_interval, self._ping)
+
+    def _ping(self) -> None:
+        if self._transport is not None:
+            self._transport.send_ping(b"")
+            self._plan_ping()
+
+
+def make_protocol(channel: WebSocketChannel, *, host: str | None, path: str, headers: dict[str, str]) -> Any:
+    """The picows half of a channel: a client when it has a host, a server when not."""
+    return WSProtocol(
+        host,
+        path,
+        host is not None,
+        lambda *_: channel,
+        logging.getLogger("picows"),
+        True,
+        None,
+        False,
+        10,
+        10,
+        WSAutoPingStrategy.PING_WHEN_IDLE,
+        True,
+        MAX_FRAME_BYTES,
+        headers,
+        _READ_BUFFER_BYTES,
+    )
+
+
+def upgrade(transport: asyncio.Transport, channel: WebSocketChannel, request: bytes) -> None:
+    """Make an accepted connection a WebSocket; `request` is all that was received on it so far."""
+    protocol = make_protocol(channel, host=None, path="/", headers={})
+    transport.set_protocol(protocol)
+    protocol.connection_made(without_tcp_options(transport))
+    view = memoryview(request)
+    while view:
+        buffer = protocol.get_buffer(len(view))
+        size = min(len(buffer), len(view))
+        buffer[:size] = view[:size]
+        protocol.buffer_updated(size)
+        view = view[size:]
+
+
+async def connect(
+    url: str, receiver: Receiver, limits: Limits, *, headers: dict[str, str], timeout: float, ssl: Any = None
+) -> WebSocketChannel:
+    """Open `ws://` or `wss://` and deliver to the receiver."""
+    import aiofastnet
+
+    parts = urlsplit(url)
+    secure = parts.scheme == "wss"
+    port = parts.port or (443 if secure else 80)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+    async def open_transport(factory: Any) -> Any:
+        return await aiofastnet.create_connection(
+            asyncio.get_running_loop(),
+            factory,
+            parts.hostname,
+            port,
+            ssl=(ssl or True) if secure else None,
+        )
+
+    return await open_channel(url, parts.netloc, path, open_transport, receiver, limits, headers, timeout)
+
+
+async def open_channel(
+    url: str,
+    host: str,
+    path: str,
+    open_transport: Any,
+    receiver: Receiver,
+    limits: Limits,
+    headers: dict[str, str],
+    timeout: float,
+) -> WebSocketChannel:
+    """The client's handshake over any transport."""
+    from picows import WSError
+
+    channel = WebSocketChannel(host, limits, server_side=False)
+    protocol = make_protocol(channel, host=host, path=path, headers=headers)
+    try:
+        async with asyncio.timeout(timeout):
+            await open_transport(lambda: protocol)
+            await protocol.wait_until_handshake_complete()
+            await channel.opened
+    except TimeoutError:
+        _give_up(protocol)
+        raise ConnectFailed(
+            f"timed out connecting to exec-server websocket `{url}` after {timeout:g}s"
+        ) from None
+    except (OSError, WSError, ValueError) as error:
+        _give_up(protocol)
+        response = getattr(error, "response", None)
+        status = None if response is None else int(response.status)
+        body = getattr(error, "raw_body", None)
+        text = f"HTTP {status} {bytes(body or b'').decode('utf-8', 'replace')}" if status else str(error)
+        raise ConnectFailed(
+            f"failed to connect to exec-server websocket `{url}`: {text.strip()}", status
+        ) from None
+    except BaseException:
+        _give_up(protocol)
+        raise
+    channel.attach(receiver)
+    return channel
+
+
+def _give_up(protocol: Any) -> None:
+    if protocol.transport is not None:
+        protocol.transport.disconnect(False)
+
+
+def without_tcp_options(transport: Any) -> Any:
+    """picows sets TCP options on every socket; one that is not TCP must not mind."""
+    socket = transport.get_extra_info("socket")
+    import socket as sockets
+
+    return transport if socket.family != sockets.AF_UNIX else _UnixTransport(transport)
+
+
+class _UnixTransport:
+    """A transport whose socket takes TCP options and ignores them."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        value = self._transport.get_extra_info(name, default)
+        return _UnixSocket(value) if name == "socket" else value
+
+
+class _UnixSocket:
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+
+    def fileno(self) -> int:
+        return int(self._socket.fileno())
+
+    def setsockopt(self, *_: Any) -> None:
+        """There is nothing to set."""
+
+    def getsockopt(self, *_: Any) -> int:
+        return 0

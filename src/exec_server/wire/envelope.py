@@ -1,0 +1,246 @@
+"""The envelope: which of the four kinds a message is, and whether it may be read at all.
+
+Pure: bytes in, values out. The rules are stricter than a JSON decoder's (no duplicate keys, bounded
+depth and size), because two readers that disagree about a message are a hole. Nearly every message is
+cleared by counting bytes; only suspicious ones are scanned token by token.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from ..limits import MAX_JSON_DEPTH, MAX_JSON_VALUES
+from .errors import INVALID_REQUEST, RpcError
+
+__all__ = [
+    "Failure",
+    "Malformed",
+    "Message",
+    "Notification",
+    "Request",
+    "RequestId",
+    "Success",
+    "encode_error",
+    "encode_notification",
+    "encode_request",
+    "encode_result",
+    "parse",
+]
+
+RequestId = str | int
+"""Strings and signed 64-bit integers; echoed as they came."""
+
+MALFORMED_ID: Final = -1
+"""The id of an answer to a message whose own id could not be read."""
+
+
+class Malformed(ValueError):
+    """The bytes are not a message. The connection survives it."""
+
+
+class Request(Struct, frozen=True, gc=False):
+    """Somebody wants an answer."""
+
+    id: RequestId
+    method: str
+    params: Any = None
+
+
+class Notification(Struct, frozen=True, gc=False):
+    """Somebody tells, and wants no answer."""
+
+    method: str
+    params: Any = None
+
+
+class Success(Struct, frozen=True, gc=False):
+    """The answer to one of our requests."""
+
+    id: RequestId
+    result: Any
+
+
+class Failure(Struct, frozen=True, gc=False):
+    """The error that answers one of our requests."""
+
+    id: RequestId
+    error: RpcError
+
+
+Message = Request | Notification | Success | Failure
+
+_decode = msgspec.json.Decoder().decode
+_encoder = msgspec.json.Encoder()
+_encode = _encoder.encode
+
+
+def parse(data: bytes | bytearray | memoryview | str) -> Message:
+    """Read one message, or raise Malformed with a text for the peer."""
+    try:
+        value = _decode(data)
+    except msgspec.DecodeError as error:
+        raise Malformed(str(error)) from None
+    except RecursionError:
+        raise Malformed("recursion limit exceeded") from None
+    except UnicodeDecodeError as error:
+        raise Malformed(f"invalid UTF-8: {error.reason}") from None
+    if type(value) is not dict:
+        raise Malformed("expected a JSON-RPC object")
+    _check_shape(data, value)
+
+    if "method" in value:
+        method = value["method"]
+        if type(method) is not str:
+            raise Malformed("invalid type: `method` must be a string")
+        if "id" not in value:
+            return Notification(method, value.get("params"))
+        _check_trace(value.get("trace"))
+        return Request(_request_id(value["id"]), method, value.get("params"))
+    if "result" in value:
+        if "id" not in value:
+            raise Malformed("missing field `id`")
+        return Success(_request_id(value["id"]), value["result"])
+    if "error" not in value:
+        raise Malformed("missing field `error`")
+    if "id" not in value:
+        raise Malformed("missing field `id`")
+    return Failure(_request_id(value["id"]), _error(value["error"]))
+
+
+def _request_id(value: Any) -> RequestId:
+    if type(value) is str:
+        return value
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return value
+    raise Malformed("data did not match any variant of untagged enum RequestId")
+
+
+def _check_trace(value: Any) -> None:
+    """W3C trace context: no effect here, but it must have its shape."""
+    if value is None:
+        return
+    if type(value) is not dict or any(
+        type(value.get(key)) not in (str, type(None)) for key in ("traceparent", "tracestate")
+    ):
+        what = f'string "{value}"' if type(value) is str else type(value).__name__
+        raise Malformed(f"invalid type: {what}, expected struct W3cTraceContext")
+
+
+def _error(value: Any) -> RpcError:
+    if type(value) is not dict:
+        raise Malformed("`error` must be an object")
+    code, message = value.get("code"), value.get("message")
+    if type(code) is not int:
+        raise Malformed("missing field `code`")
+    if type(message) is not str:
+        raise Malformed("missing field `message`")
+    return RpcError(code, message, value.get("data"))
+
+
+# Shape: duplicate keys, depth, number of values ----------------------------------------------------
+
+
+def _check_shape(data: bytes | bytearray | memoryview | str, value: dict[str, Any]) -> None:
+    raw = data.encode() if isinstance(data, str) else bytes(data)
+    opened = raw.count(b"{") + raw.count(b"[")
+    # Every value but the root is the first of its container or follows a comma, so this bounds both.
+    if opened > MAX_JSON_DEPTH or opened + raw.count(b",") >= MAX_JSON_VALUES:
+        _scan(raw)
+        return
+    keys = _count_keys(value)
+    # Each key, duplicates included, brings a colon of its own; colons inside strings only add to them.
+    if raw.count(b":") == keys:
+        return
+    # A key's colon follows a quote directly unless somebody put blanks there.
+    if raw.count(b'":') == keys and not _BLANK_COLON.search(raw):
+        return
+    _scan(raw)
+
+
+_BLANK_COLON = re.compile(rb"[ \t\n\r]:")
+
+
+def _count_keys(value: dict[str, Any] | list[Any]) -> int:
+    count = 0
+    todo: list[dict[str, Any] | list[Any]] = [value]
+    while todo:
+        container = todo.pop()
+        items: Any
+        if type(container) is dict:
+            count += len(container)
+            items = container.values()
+        else:
+            items = container
+        todo.extend(item for item in items if type(item) is dict or type(item) is list)
+    return count
+
+
+_TOKEN = re.compile(rb'[ \t\n\r]*(?:("(?:[^"\\]|\\.)*+")|([{}\[\],:])|([^ \t\n\r{}\[\],:"]+))', re.DOTALL)
+
+
+def _scan(raw: bytes) -> None:
+    """Walk a message that is known to be valid JSON, and look at its shape exactly."""
+    values = 0
+    open_objects: list[set[str] | None] = []
+    expect_key = False
+    for match in _TOKEN.finditer(raw):
+        text, mark = match[1], match[2]
+        if mark is None:
+            if text is not None and expect_key:
+                expect_key = False
+                key = _decode(text)
+                keys = open_objects[-1]
+                if keys is not None:
+                    if key in keys:
+                        raise Malformed(f"duplicate JSON object key `{key}` at byte {match.start(1)}")
+                    keys.add(key)
+            else:
+                values += 1
+        elif mark in b"{[":
+            values += 1
+            open_objects.append(set() if mark == b"{" else None)
+            expect_key = mark == b"{"
+            if len(open_objects) > MAX_JSON_DEPTH:
+                raise Malformed(f"recursion limit exceeded at byte {match.start(2)}")
+        elif mark in b"}]":
+            open_objects.pop()
+            expect_key = False
+        elif mark == b",":
+            expect_key = open_objects[-1] is not None
+        if values > MAX_JSON_VALUES:
+            raise Malformed(f"JSON-RPC message exceeds the limit of {MAX_JSON_VALUES} JSON values")
+
+
+# Writing -----------------------------------------------------------------------------------------
+
+
+def encode_request(request_id: RequestId, method: str, params: Any) -> bytes:
+    """A request; params are always present, null where a method has none."""
+    return _encode({"id": request_id, "method": method, "params": params})
+
+
+def encode_notification(method: str, params: Any) -> bytes:
+    """A notification."""
+    return _encode({"method": method, "params": params})
+
+
+def encode_result(request_id: RequestId, result: Any) -> bytes:
+    """The answer to a request."""
+    return _encode({"id": request_id, "result": result})
+
+
+def encode_error(request_id: RequestId, error: RpcError) -> bytes:
+    """The error that answers a request."""
+    body: dict[str, Any] = {"code": error.code, "message": error.message}
+    if error.data is not None:
+        body["data"] = error.data
+    return _encode({"error": body, "id": request_id})
+
+
+def malformed_error(prefix: str, error: Malformed) -> RpcError:
+    """What a peer is told about a message that could not be read."""
+    return RpcError(INVALID_REQUEST, f"{prefix}: {error}")
