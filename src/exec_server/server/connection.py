@@ -96,12 +96,12 @@ class Connection:
     def writing_paused(self) -> None:
         self._paused = True
         if self.session is not None:
-            self.session.processes.pause()
+            self.session.processes.hold_output()
 
     def writing_resumed(self) -> None:
         self._paused = False
         if self.session is not None:
-            self.session.processes.resume()
+            self.session.processes.release_output()
         self._make_room()
 
     def room(self) -> Pending[None] | None:
@@ -251,7 +251,7 @@ class Connection:
             session = self.server.sessions.resume(params.resume_session_id, self)
         self.session = session
         if self._paused:
-            session.processes.pause()
+            session.processes.hold_output()
         self.lifecycle_events = params.lifecycle_events is True
         self.extensions = params.extensions is True
         self.binary_output = params.binary_output is True and self.channel.carries_binary

@@ -184,7 +184,7 @@ def _say_hello(url: str) -> None:
 exec-server is listening on {url}
 
   run a command      exec-server run --url {url} -- uname -a
-  from Python        async with await exec_server.connect("{url}") as client: ...
+  from Python        async with exec_server.connect("{url}") as client: ...
   for codex          CODEX_EXEC_SERVER_URL={url} codex exec "..."
   health             curl {url.replace("ws", "http", 1)}/readyz
 

@@ -52,6 +52,7 @@ CAPABILITIES: Final = {
     "processLifecycleEvents": True,
     "processSignals": True,
     "processList": True,
+    "processFlowControl": True,
     "binaryOutput": True,
 }
 """What `environment/info` announces."""

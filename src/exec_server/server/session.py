@@ -63,6 +63,10 @@ class SessionRegistry:
         self._metrics = metrics
         self._sessions: dict[str, Session] = {}
 
+    def all(self) -> list[Session]:
+        """Every session, attached or not."""
+        return list(self._sessions.values())
+
     def create(self, connection: Connection) -> Session:
         """A new session, attached."""
         session = Session(str(uuid4()), self._machine)
@@ -96,7 +100,7 @@ class SessionRegistry:
         session.become(SessionState.DETACHED)
         self._metrics.sessions_detached += 1
         # Nobody to wait for: output goes to the log alone.
-        session.processes.resume()
+        session.processes.release_all_output()
         delay = self._machine.limits.detach_ttl
         session.expiry = self._machine.loop.call_later(delay, self._expire, session)
 

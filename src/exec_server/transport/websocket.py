@@ -8,13 +8,15 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from picows import WSFrame, WSListener, WSMsgType, WSTransport
-from picows.api import WSProtocol
-from picows.picows import WSAutoPingStrategy
+from picows import picows as compiled
 
 from ..limits import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Limits
 from .channel import Receiver
 
 __all__ = ["ConnectFailed", "WebSocketChannel", "connect", "upgrade"]
+
+_WSProtocol: Final[Any] = vars(compiled)["WSProtocol"]
+"""The protocol half of picows: exported, but missing in its type stub."""
 
 _TEXT: Final = WSMsgType.TEXT
 _BINARY: Final = WSMsgType.BINARY
@@ -191,7 +193,7 @@ class WebSocketChannel(WSListener):
 
 def make_protocol(channel: WebSocketChannel, *, host: str | None, path: str, headers: dict[str, str]) -> Any:
     """The picows half of a channel: a client when it has a host, a server when not."""
-    return WSProtocol(
+    return _WSProtocol(
         host,
         path,
         host is not None,
@@ -202,7 +204,7 @@ def make_protocol(channel: WebSocketChannel, *, host: str | None, path: str, hea
         False,
         10,
         10,
-        WSAutoPingStrategy.PING_WHEN_IDLE,
+        compiled.WSAutoPingStrategy.PING_WHEN_IDLE,
         True,
         MAX_FRAME_BYTES,
         headers,

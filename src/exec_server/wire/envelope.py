@@ -134,8 +134,8 @@ def _error(value: Any) -> RpcError:
     if type(value) is not dict:
         raise Malformed("`error` must be an object")
     code, message = value.get("code"), value.get("message")
-    if type(code) is not int:
-        raise Malformed("missing field `code`")
+    if type(code) is not int or not -(2**63) <= code < 2**63:
+        raise Malformed("missing field `code`" if code is None else "invalid number: `code`")
     if type(message) is not str:
         raise Malformed("missing field `message`")
     return RpcError(code, message, value.get("data"))

@@ -12,6 +12,7 @@ from .params import MAX_U64, U16, U64
 __all__ = [
     "CloseStdinParams",
     "EnvPolicy",
+    "ListParams",
     "ListResult",
     "ListedProcess",
     "Metadata",
@@ -252,8 +253,16 @@ class SnapshotResult(Result):
     next_seq: int
 
 
+class ListParams(Params):
+    """`process/list`: the session's own processes, or with `all` those of every session."""
+
+    all: bool = False
+
+
 class ListedProcess(Result):
     process_id: str
+    session: str
+    """The first characters of the session's id: enough to tell sessions apart, too few to take one over."""
     argv: list[str]
     cwd: str
     tty: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 from typing import Final
@@ -16,9 +15,6 @@ __all__ = ["Guard"]
 
 RESTART_DELAY: Final = 1.0
 """Seconds before a guardian that was killed is replaced."""
-
-STOP_TIMEOUT: Final = 2.0
-"""Seconds a guardian may take to end when it is told to."""
 
 
 class Guard:
@@ -49,15 +45,14 @@ class Guard:
         self._loop.add_reader(self._pidfd, self._died)
 
     def stop(self) -> None:
-        """Let the guardian finish: it kills what is left, if anything is, and ends."""
+        """Everything it would kill has been killed: it is not needed any more."""
         pidfd, self._pidfd = self._pidfd, None
-        self._forget()
         if pidfd is not None:
             self._loop.remove_reader(pidfd)
-            if not select.select([pidfd], [], [], STOP_TIMEOUT)[0]:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
             os.close(pidfd)
+        self._forget()
 
     def _spawn(self, read_end: int) -> int:
         nonce, shift = self._arguments

@@ -171,7 +171,7 @@ class ManagedProcess:
         self._streams: list[_Stream] = []
         self._stdin: Stdin | None = None
         self._pidfd: int | None = None
-        self._paused = False
+        self._holds: set[str] = set()
         self._killing: Pending[int] | None = None
         self._exit_noticed = False
         self._force_timer: Timer | None = None
@@ -194,8 +194,7 @@ class ManagedProcess:
         if spawned.stdin is not None:
             self._stdin = Stdin(self._loop, spawned.stdin, terminal=self.spec.tty, limits=self._limits)
         self._listener.process_started(self)
-        if not self._paused:
-            self._read_streams()
+        self._read_streams()
         self._watcher.watch(self)
         self.started.resolve(None)
 
@@ -240,18 +239,16 @@ class ManagedProcess:
 
     # Output --------------------------------------------------------------------------------------
 
-    def pause_output(self) -> None:
-        """Leave output in the pipes: whoever listens cannot take more now."""
-        if not self._paused:
-            self._paused = True
-            for stream in self._streams:
-                self._stop_reading(stream)
+    def hold_output(self, reason: str) -> None:
+        """Leave output in the pipes, where it makes the child wait, until the reason is gone."""
+        self._holds.add(reason)
+        for stream in self._streams:
+            self._stop_reading(stream)
 
-    def resume_output(self) -> None:
-        """Go on reading."""
-        if self._paused:
-            self._paused = False
-            self._read_streams()
+    def release_output(self, reason: str) -> None:
+        """Go on reading, unless there is another reason not to."""
+        self._holds.discard(reason)
+        self._read_streams()
 
     def take_output(self, stream: StreamName, data: bytes) -> None:
         """Number a chunk, keep it, tell."""
@@ -266,6 +263,8 @@ class ManagedProcess:
         self._close_if_done()
 
     def _read_streams(self) -> None:
+        if self._holds:
+            return
         for stream in self._streams:
             if not stream.reading:
                 stream.reading = True
@@ -299,7 +298,7 @@ class ManagedProcess:
             self.failure = "the exit status of the process was taken by somebody else"
         if self._force_timer is not None:
             self._force_timer.cancel()
-        if not self._paused or self.terminated:
+        if not self._holds or self.terminated:
             # What it said before it died belongs before the news of its death.
             for stream in list(self._streams):
                 if stream.drain() or self.terminated:

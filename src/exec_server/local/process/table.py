@@ -14,7 +14,13 @@ from .machine import ProcessMachine
 from .process import Listener, ManagedProcess, State
 from .spawn import Spawned, SpawnSpec, spawn
 
-__all__ = ["ProcessTable"]
+__all__ = ["BACK_PRESSURE", "ON_REQUEST", "ProcessTable"]
+
+BACK_PRESSURE = "back-pressure"
+"""Output is held because the connection cannot take more."""
+
+ON_REQUEST = "request"
+"""Output is held because the client asked for it."""
 
 
 class ProcessTable:
@@ -25,7 +31,7 @@ class ProcessTable:
         self._tags = machine.tags.open_session()
         self._processes: dict[str, ManagedProcess] = {}
         self._closed = False
-        self.paused = False
+        self._holding = False
 
     def __iter__(self) -> Iterator[ManagedProcess]:
         return iter(list(self._processes.values()))
@@ -45,8 +51,8 @@ class ProcessTable:
         process = ManagedProcess(
             machine.loop, process_id, spec, machine.limits, listener, machine.killer, machine.watcher
         )
-        if self.paused:
-            process.pause_output()
+        if self._holding:
+            process.hold_output(BACK_PRESSURE)
         self._processes[process_id] = process
         machine.guard.start()
         machine.spawner.run(spawn, spec).then(lambda spawned: self._spawned(process, spawned))
@@ -61,17 +67,23 @@ class ProcessTable:
         """Free the id when the retention of a closed process is over."""
         self._machine.loop.call_later(self._machine.limits.retention, self.forget, process)
 
-    def pause(self) -> None:
-        """Stop reading output: the listener cannot take more."""
-        self.paused = True
+    def hold_output(self) -> None:
+        """Stop reading output: whoever listens cannot take more."""
+        self._holding = True
         for process in self._processes.values():
-            process.pause_output()
+            process.hold_output(BACK_PRESSURE)
 
-    def resume(self) -> None:
+    def release_output(self) -> None:
         """Go on reading output."""
-        self.paused = False
+        self._holding = False
         for process in list(self._processes.values()):
-            process.resume_output()
+            process.release_output(BACK_PRESSURE)
+
+    def release_all_output(self) -> None:
+        """Nobody listens any more, so nobody can be overwhelmed: read everything."""
+        self.release_output()
+        for process in list(self._processes.values()):
+            process.release_output(ON_REQUEST)
 
     def kill_all(self, done: Callable[[int], object] | None = None) -> None:
         """The owner is gone: SIGTERM and some time if so configured, then kill every tree it ever started."""

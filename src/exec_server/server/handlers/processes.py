@@ -13,13 +13,14 @@ from ...local.process.environ import child_environment
 from ...local.process.output_log import Chunk
 from ...local.process.process import ManagedProcess, State
 from ...local.process.spawn import SpawnSpec
+from ...local.process.table import ON_REQUEST
 from ...loop import Loop, Pending, after
 from ...wire import base64
 from ...wire.errors import internal_error, invalid_params, invalid_request
-from ...wire.params import NoParams
 from ...wire.process import (
     CloseStdinParams,
     ListedProcess,
+    ListParams,
     ListResult,
     OutputChunk,
     ProcessParams,
@@ -271,16 +272,34 @@ def snapshot(connection: Connection, params: ProcessParams) -> SnapshotResult | 
     )
 
 
-def list_processes(connection: Connection, params: NoParams) -> ListResult:
-    """Every process of the session that is still remembered."""
-    del params
-    return ListResult([_listed(process) for process in _session(connection).processes])
+def pause_output(connection: Connection, params: ProcessParams) -> Any:
+    """The client cannot take more of this one process; the others go on."""
+    process = _session(connection).processes.get(params.process_id)
+    if process is not None:
+        process.hold_output(ON_REQUEST)
+    return {}
 
 
-def _listed(process: ManagedProcess) -> ListedProcess:
+def resume_output(connection: Connection, params: ProcessParams) -> Any:
+    """It can again."""
+    process = _session(connection).processes.get(params.process_id)
+    if process is not None:
+        process.release_output(ON_REQUEST)
+    return {}
+
+
+def list_processes(connection: Connection, params: ListParams) -> ListResult:
+    """Every process that is still remembered, of this session or of all."""
+    own = _session(connection)
+    sessions = connection.server.sessions.all() if params.all else [own]
+    return ListResult([_listed(session, process) for session in sessions for process in session.processes])
+
+
+def _listed(session: Session, process: ManagedProcess) -> ListedProcess:
     record = process.log
     return ListedProcess(
         process_id=process.id,
+        session=session.id[:8],
         argv=process.spec.argv,
         cwd=path_to_uri(process.spec.cwd),
         tty=process.spec.tty,
@@ -422,5 +441,7 @@ METHODS: Final = {
     "process/resize": Method(ResizeParams, resize, "exec"),
     "process/wait": Method(WaitParams, wait, "exec"),
     "process/snapshot": Method(ProcessParams, snapshot, "exec"),
-    "process/list": Method(NoParams, list_processes, "exec", extension=True),
+    "process/pauseOutput": Method(ProcessParams, pause_output, "exec", control=True),
+    "process/resumeOutput": Method(ProcessParams, resume_output, "exec", control=True),
+    "process/list": Method(ListParams, list_processes, "exec", extension=True),
 }

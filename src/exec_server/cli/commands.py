@@ -1,0 +1,31 @@
+"""Every command but serving, gathered for click."""
+
+from __future__ import annotations
+
+import click
+
+from ..version import __version__
+from .ps import ps
+from .run import run
+from .token import token
+
+__all__ = ["commands"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="exec-server")
+def commands() -> None:
+    """Run commands and touch files on a machine for somebody who is not on it."""
+
+
+@commands.command(name="help")
+def show_help() -> None:
+    """Show how to serve, and what else there is."""
+    from .serve import HELP
+
+    click.echo(HELP, nl=False)
+
+
+commands.add_command(run)
+commands.add_command(ps)
+commands.add_command(token)

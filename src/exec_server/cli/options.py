@@ -1,0 +1,49 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+__all__ = ["fail", "server_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def server_options(required: bool) -> Callable[[F], F]:
+    """`--url` and `--token-file`."""
+
+    def decorate(command: F) -> F:
+        command = click.option(
+            "--url",
+            required=required,
+            envvar="EXEC_SERVER_URL",
+            metavar="URL",
+            help="Server to use: ws://, wss://, unix:// or stdio:COMMAND."
+            + ("" if required else " Without it the command runs on this machine."),
+        )(command)
+        return click.option(
+            "--token-file",
+            envvar="EXEC_SERVER_TOKEN_FILE",
+            type=click.Path(exists=True, dir_okay=False),
+            help="File that holds the bearer token the server asks for.",
+        )(command)
+
+    return decorate
+
+
+def read_token(path: str | None) -> str | None:
+    """The token in a file, without the blanks around it."""
+    if path is None:
+        return None
+    with open(path, encoding="utf-8") as file:
+        return file.read().strip()
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Say what went wrong and end."""
+    click.echo(f"Error: {message}", err=True)
+    sys.exit(code)

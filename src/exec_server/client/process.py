@@ -1,0 +1,548 @@
+"""A process across a connection: its events in order, and everything a caller can do with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+
+from ..services import (
+    Closed,
+    Collected,
+    Completed,
+    Event,
+    Exited,
+    ExitStatus,
+    Failed,
+    Output,
+    ReadOutput,
+    Snapshot,
+)
+from ..wire import base64
+from ..wire.errors import METHOD_NOT_FOUND
+from ..wire.process import ReadResult, SnapshotResult, TerminateResult, WriteResult
+from .errors import (
+    CommunicateTimeout,
+    ConnectionLost,
+    ExecServerError,
+    OutputLost,
+    ProcessFailed,
+    ServerRejected,
+    StdinClosed,
+    StdinCloseUnsupported,
+    Unsupported,
+)
+from .sequencer import ReorderOverflow, Sequencer
+from .subscription import Subscription
+
+if TYPE_CHECKING:
+    from .client import Client
+
+__all__ = ["RemoteProcess"]
+
+BUFFER_BYTES: Final = 4 * 1024 * 1024
+"""Output that may wait for its reader before the process is made to wait."""
+
+UNPAUSABLE_BUFFER_BYTES: Final = 64 * 1024 * 1024
+"""The same where the server cannot make a single process wait; beyond it output is dropped and told."""
+
+HISTORY_EVENTS: Final = 256
+HISTORY_BYTES: Final = 1024 * 1024
+"""What late readers get without asking the server."""
+
+WRITE_BYTES: Final = 64 * 1024
+"""What `communicate` writes at once."""
+
+CLEANUP_SECONDS: Final = 2.0
+"""How long a killed process may take to be reported closed."""
+
+
+class RemoteProcess:
+    """Made by `Client.start`."""
+
+    def __init__(self, client: Client, process_id: str, *, tty: bool, stdin: bool) -> None:
+        self._client = client
+        self._id = process_id
+        self._tty = tty
+        self._stdin = stdin
+        self._sequencer = Sequencer()
+        self._history: deque[Event] = deque()
+        self._history_bytes = 0
+        self._subscriptions: list[Subscription] = []
+        pausable = client.has("processFlowControl")
+        self._primary: Subscription | None = Subscription(
+            BUFFER_BYTES if pausable else UNPAUSABLE_BUFFER_BYTES,
+            2**62,
+            self._press if pausable else None,
+        )
+        self._subscriptions.append(self._primary)
+        self._reader: AsyncIterator[Event] | None = None
+        self._next_write = 1
+        self._exit: Exited | None = None
+        self._failure: str | None = None
+        self._ended = asyncio.get_running_loop().create_future()
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return None if self._exit is None else self._exit.exit_code
+
+    @property
+    def ended(self) -> bool:
+        """Closed, or lost."""
+        return self._ended.done()
+
+    def __repr__(self) -> str:
+        state = "lost" if self._failure else "ended" if self.ended else "running"
+        return f"<RemoteProcess {self._id!r} {state}>"
+
+    # Events, from the client ---------------------------------------------------------------------
+
+    def deliver(self, seq: int, event: Event) -> None:
+        """A numbered event arrived."""
+        if self._failure is not None:
+            return
+        try:
+            ready = self._sequencer.push(seq, event)
+        except ReorderOverflow as error:
+            self.fail(str(error))
+            return
+        for published in ready:
+            self._publish(published)
+
+    def fail(self, message: str) -> None:
+        """The process is lost; tell everybody, once."""
+        if self._failure is None and not self.ended:
+            self._failure = message
+            self._sequencer.end()
+            self._publish(Failed(message))
+
+    def _publish(self, event: Event) -> None:
+        self._history.append(event)
+        if isinstance(event, Output):
+            self._history_bytes += len(event.data)
+        elif isinstance(event, Exited):
+            self._exit = event
+        while self._history and (len(self._history) > HISTORY_EVENTS or self._history_bytes > HISTORY_BYTES):
+            oldest = self._history.popleft()
+            if isinstance(oldest, Output):
+                self._history_bytes -= len(oldest.data)
+        for subscription in self._subscriptions:
+            subscription.put(event)
+        if isinstance(event, Closed | Failed):
+            self._client.forget(self)
+            if not self._ended.done():
+                self._ended.set_result(None)
+
+    def _press(self, pressed: bool) -> None:
+        """Make the process wait for its reader, or go on."""
+        if not self.ended:
+            method = "process/pauseOutput" if pressed else "process/resumeOutput"
+            self._client.tell(method, {"processId": self._id})
+
+    # Reading -------------------------------------------------------------------------------------
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Everything that happens, from the first event on, each once and in order.
+
+        The first reader gets everything however slow it is: the process waits for it. Further readers
+        never make it wait; one that falls too far behind catches up from what the server retains.
+        """
+        subscription = self._subscribe()
+        last = 0
+        try:
+            while True:
+                if subscription.lagged:
+                    subscription.lagged = False
+                    async for event in self._catch_up(last):
+                        last = _seq(event, last)
+                        yield event
+                        if isinstance(event, Closed | Failed):
+                            return
+                event_or_none = subscription.take()
+                if event_or_none is None:
+                    if self.ended and not subscription.lagged:
+                        return
+                    await subscription.wait()
+                    continue
+                event = event_or_none
+                if not isinstance(event, Failed):
+                    if event.seq <= last:
+                        continue
+                    if event.seq > last + 1:
+                        async for missed in self._catch_up(last, before=event.seq):
+                            last = _seq(missed, last)
+                            yield missed
+                    last = event.seq
+                yield event
+                if isinstance(event, Closed | Failed):
+                    return
+        finally:
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
+                subscription.make_lossy()
+
+    def _subscribe(self) -> Subscription:
+        if self._primary is not None:
+            primary, self._primary = self._primary, None
+            return primary
+        subscription = Subscription(HISTORY_BYTES, HISTORY_EVENTS, None)
+        for event in self._history:
+            subscription.put(event)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    async def _catch_up(self, last: int, before: int | None = None) -> AsyncIterator[Event]:
+        """Events after `last` that this reader did not get, from the server."""
+        result = await self.read(after_seq=last)
+        for chunk in result.chunks:
+            if before is not None and chunk.seq >= before:
+                break
+            if chunk.seq > last + 1:
+                if self._exit is not None and self._exit.seq == last + 1 == chunk.seq - 1:
+                    yield self._exit
+                else:
+                    raise OutputLost(self._id, last)
+            yield chunk
+            last = chunk.seq
+        if self._exit is not None and self._exit.seq == last + 1 and (before is None or last + 1 < before):
+            yield self._exit
+            last += 1
+        if before is not None and before > last + 1:
+            raise OutputLost(self._id, last)
+        if before is None and result.closed and last + 2 == result.next_seq:
+            yield Closed(last + 1)
+
+    async def output(self) -> AsyncIterator[Output]:
+        """Only the output, until there is no more. Raises ProcessFailed if the process was lost."""
+        async for event in self.events():
+            if isinstance(event, Output):
+                yield event
+            elif isinstance(event, Failed):
+                raise ProcessFailed(event.message)
+
+    async def read(
+        self, after_seq: int | None = None, max_bytes: int | None = None, wait: float = 0.0
+    ) -> ReadOutput:
+        """Retained output after a number, without disturbing the iterators."""
+        if self._failure is not None:
+            return ReadOutput([], self._sequencer.last + 1, True, None, True, self._failure, False)
+        params = {
+            "processId": self._id,
+            "afterSeq": after_seq,
+            "maxBytes": max_bytes,
+            "waitMs": int(wait * 1000),
+        }
+        result = await self._client.call("process/read", params, ReadResult)
+        chunks = [Output(chunk.seq, chunk.stream, base64.decode(chunk.chunk)) for chunk in result.chunks]
+        return ReadOutput(
+            chunks,
+            result.next_seq,
+            result.exited,
+            result.exit_code,
+            result.closed,
+            result.failure,
+            result.sandbox_denied,
+        )
+
+    # Writing -------------------------------------------------------------------------------------
+
+    async def write(self, data: bytes) -> None:
+        """Write to stdin: applied once, however often it has to be sent."""
+        write_id = str(self._next_write)
+        self._next_write += 1
+        params = {"processId": self._id, "chunk": base64.encode(data), "writeId": write_id}
+        result = await self._client.call("process/write", params, WriteResult)
+        if result.status == "stdinClosed":
+            raise StdinClosed(
+                f"process {self._id!r} has no open stdin (start it with stdin=True or tty=True)"
+            )
+        if result.status != "accepted":
+            raise ProcessFailed(f"the server does not know process {self._id!r} ({result.status})")
+
+    async def close_stdin(self) -> None:
+        """Deliver EOF after everything written. On a terminal, send the end-of-file character."""
+        if self._tty:
+            await self.write(b"\x04")
+            return
+        if not self._client.has("processCloseStdin"):
+            raise StdinCloseUnsupported("this server cannot close the stdin of a process on pipes")
+        await self._client.call("process/closeStdin", {"processId": self._id}, WriteResult)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Change the size of the terminal."""
+        if not self._client.has("processResize"):
+            raise Unsupported("this server cannot resize terminals")
+        params = {"processId": self._id, "rows": rows, "cols": cols}
+        await self._client.call("process/resize", params, dict[str, Any])
+
+    async def signal(self, name: str) -> None:
+        """Signal the process group: `interrupt`, or a name such as `SIGUSR1`."""
+        if name in ("SIGINT", "INT"):
+            name = "interrupt"
+        if name != "interrupt" and not self._client.has("processSignals"):
+            raise Unsupported(f"this server can only send `interrupt`, not {name}")
+        await self._client.call("process/signal", {"processId": self._id, "signal": name}, dict[str, Any])
+
+    async def terminate(self, grace: float | None = None) -> int | None:
+        """Kill the whole tree; with `grace`, ask with SIGTERM first. How many were killed, if known."""
+        params: dict[str, Any] = {"processId": self._id}
+        modes = self._client.has("processTerminateModes")
+        if grace and not modes:
+            await self.signal("interrupt")
+            try:
+                await self.wait(grace)
+            except TimeoutError:
+                pass
+            else:
+                return None
+        elif modes:
+            graceful = {"type": "graceful", "timeoutMs": int((grace or 0) * 1000)}
+            params["mode"] = graceful if grace else {"type": "force"}
+        result = await self._client.call("process/terminate", params, TerminateResult)
+        return result.killed if isinstance(result.killed, int) else None
+
+    # Waiting -------------------------------------------------------------------------------------
+
+    async def wait(self, timeout: float | None = None) -> ExitStatus:
+        """The end, when all output is there as well.
+
+        Whoever waits without reading does not want the output, so the process is not made to wait for
+        a reader any more.
+        """
+        if self._primary is not None:
+            self._primary.make_lossy()
+        async with asyncio.timeout(timeout):
+            await asyncio.shield(self._ended)
+        if self._failure is not None:
+            raise ProcessFailed(self._failure)
+        return await self._status()
+
+    async def _status(self) -> ExitStatus:
+        if self._exit is None:
+            raise ProcessFailed(f"process {self._id!r} was closed without an exit code")
+        denied = self._exit.sandbox_denied
+        if denied is None:
+            denied = (await self.read(after_seq=self._sequencer.last)).sandbox_denied
+        return ExitStatus(self._exit.exit_code, denied)
+
+    async def communicate(
+        self, data: bytes | None = None, timeout: float | None = None, *, limit: int | None = None
+    ) -> Completed:
+        """Write, close stdin, gather everything until the end. `limit` bounds what is kept, newest first."""
+        if data and not (self._stdin or self._tty):
+            raise StdinClosed(f"process {self._id!r} was started without stdin")
+        if self._stdin and not self._tty and not self._client.has("processCloseStdin"):
+            raise StdinCloseUnsupported("this server cannot close stdin, so the input would never end")
+        gathered = _Gathered(limit)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._exchange(data or b"", gathered)
+        except TimeoutError:
+            await self._kill_quietly(gathered)
+            raise CommunicateTimeout(timeout or 0.0, gathered.completed(self.exit_code or 0)) from None
+        if self._failure is not None:
+            raise ProcessFailed(self._failure)
+        return gathered.completed((await self._status()).exit_code)
+
+    async def _exchange(self, data: bytes, gathered: _Gathered) -> None:
+        writer = asyncio.ensure_future(self._feed(data))
+        try:
+            async for event in self._shared_reader():
+                gathered.add(event)
+            await writer
+        finally:
+            if not writer.done():
+                writer.cancel()
+
+    async def _feed(self, data: bytes) -> None:
+        try:
+            for start in range(0, len(data), WRITE_BYTES):
+                await self.write(data[start : start + WRITE_BYTES])
+            if self._tty and data and not data.endswith(b"\n"):
+                await self.write(b"\n")
+            if self._stdin or (self._tty and data):
+                await self.close_stdin()
+        except (StdinClosed, ProcessFailed):
+            pass  # it ended without wanting all of it
+        except ServerRejected as error:
+            if not self.ended and error.code == METHOD_NOT_FOUND:
+                raise
+
+    async def _kill_quietly(self, gathered: _Gathered) -> None:
+        try:
+            async with asyncio.timeout(CLEANUP_SECONDS):
+                await self.terminate()
+                async for event in self._shared_reader():
+                    gathered.add(event)
+        except (TimeoutError, ExecServerError):
+            pass
+
+    async def collect(self, window: float) -> Collected:
+        """What was written since the last call, waiting for at most `window` seconds or the end."""
+        parts: list[bytes] = []
+        reader = self._shared_reader()
+        try:
+            async with asyncio.timeout(window):
+                while not (self.ended and self._failure is None and self._drained):
+                    event = await anext(reader, None)
+                    if event is None:
+                        self._drained = True
+                        break
+                    if isinstance(event, Output):
+                        parts.append(event.data)
+                    elif isinstance(event, Failed):
+                        raise ProcessFailed(event.message)
+        except TimeoutError:
+            pass
+        return Collected(b"".join(parts), self._exit is not None, self.exit_code)
+
+    _drained = False
+
+    def _shared_reader(self) -> AsyncIterator[Event]:
+        """The reader `communicate` and `collect` share: what one took the other does not see."""
+        if self._reader is None:
+            self._reader = _Unbreakable(self.events())
+        return self._reader
+
+    async def snapshot(self) -> Snapshot:
+        """Oldest and newest output, joined per stream."""
+        if self._client.has("processSnapshot"):
+            found = await self._client.call("process/snapshot", {"processId": self._id}, SnapshotResult)
+            return Snapshot(
+                base64.decode(found.stdout),
+                base64.decode(found.stderr),
+                base64.decode(found.terminal),
+                found.truncated,
+                found.running,
+                found.exit_code,
+            )
+        result = await self.read()
+        streams: dict[str, list[bytes]] = {"stdout": [], "stderr": [], "pty": []}
+        for chunk in result.chunks:
+            streams[chunk.stream].append(chunk.data)
+        joined = {name: b"".join(parts) for name, parts in streams.items()}
+        ended = result.exited + result.closed
+        truncated = len(result.chunks) < result.next_seq - 1 - ended
+        return Snapshot(
+            joined["stdout"], joined["stderr"], joined["pty"], truncated, not result.exited, result.exit_code
+        )
+
+    # Context -------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.end()
+
+    async def end(self) -> None:
+        """Kill it if it runs, and wait until the server has said so."""
+        if self.ended:
+            return
+        if self._primary is not None:
+            self._primary.make_lossy()
+        for subscription in self._subscriptions:
+            subscription.make_lossy()
+        try:
+            await self.terminate()
+            async with asyncio.timeout(CLEANUP_SECONDS):
+                await asyncio.shield(self._ended)
+        except (ConnectionLost, ServerRejected, TimeoutError):
+            pass
+
+
+class _Unbreakable(AsyncIterator[Event]):
+    """An iterator whose pending step survives the cancellation of whoever waits for it."""
+
+    def __init__(self, events: AsyncIterator[Event]) -> None:
+        self._events = events
+        self._step: asyncio.Future[Event] | None = None
+
+    async def __anext__(self) -> Event:
+        if self._step is None:
+            self._step = asyncio.ensure_future(anext(self._events))
+        event = await asyncio.shield(self._step)
+        self._step = None
+        return event
+
+
+class _Gathered:
+    """Output per stream, within a limit: the newest is kept."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._chunks: deque[Output] = deque()
+        self._size = 0
+        self._dropped = 0
+
+    def add(self, event: Event) -> None:
+        if not isinstance(event, Output):
+            return
+        self._chunks.append(event)
+        self._size += len(event.data)
+        while self._limit is not None and self._size > self._limit and self._chunks:
+            size = len(self._chunks.popleft().data)
+            self._size -= size
+            self._dropped += size
+
+    def completed(self, exit_code: int) -> Completed:
+        def joined(stream: str) -> bytes:
+            return b"".join([chunk.data for chunk in self._chunks if chunk.stream == stream])
+
+        return Completed(joined("stdout"), joined("stderr"), joined("pty"), exit_code, self._dropped)
+
+
+def _seq(event: Event, last: int) -> int:
+    return last if isinstance(event, Failed) else event.seq
+
+
+def decode_event(method: str, params: msgspec.Raw) -> tuple[str, Event] | None:
+    """A process notification as an event, with the id of its process; None for others."""
+    if method == "process/output":
+        output = _decode_output(params)
+        return output.process_id, Output(output.seq, output.stream, base64.decode(output.chunk))
+    if method == "process/exited":
+        exited = _decode_exited(params)
+        return exited.process_id, Exited(exited.seq, exited.exit_code, exited.sandbox_denied)
+    if method == "process/closed":
+        closed = _decode_closed(params)
+        return closed.process_id, Closed(closed.seq)
+    return None
+
+
+class _OutputParams(msgspec.Struct, rename="camel"):
+    process_id: str
+    seq: int
+    stream: Any
+    chunk: str
+
+
+class _ExitedParams(msgspec.Struct, rename="camel"):
+    process_id: str
+    seq: int
+    exit_code: int
+    sandbox_denied: bool | None = None
+
+
+class _ClosedParams(msgspec.Struct, rename="camel"):
+    process_id: str
+    seq: int
+
+
+_decode_output = msgspec.json.Decoder(_OutputParams).decode
+_decode_exited = msgspec.json.Decoder(_ExitedParams).decode
+_decode_closed = msgspec.json.Decoder(_ClosedParams).decode
