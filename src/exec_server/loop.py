@@ -17,12 +17,17 @@ from itertools import count
 from time import monotonic
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
+from . import log
+
 __all__ = ["Loop", "Pending", "PollLoop", "Timer", "after", "resolved"]
 
 T = TypeVar("T")
 Callback = Callable[..., object]
 
 _UNSETTLED: Final = object()
+
+MAX_POLL_SECONDS: Final = 3600.0
+"""The longest single wait; the system call overflows at some weeks."""
 
 
 class Timer(Protocol):
@@ -254,14 +259,14 @@ class PollLoop:
         if self._ready or self._stopping:
             timeout = 0.0
         elif timers:
-            timeout = max(timers[0][0] - monotonic(), 0.0)
+            timeout = min(max(timers[0][0] - monotonic(), 0.0), MAX_POLL_SECONDS)
         else:
             timeout = -1.0
         for fd, events in self._wait(timeout):
             if events & ~_WRITABLE and (reader := self._readers.get(fd)) is not None:
-                self._ready.append(reader)
+                self._ready.append((_run_if_watched, (self._readers, fd, reader)))
             if events & ~_READABLE and (writer := self._writers.get(fd)) is not None:
-                self._ready.append(writer)
+                self._ready.append((_run_if_watched, (self._writers, fd, writer)))
         if timers:
             now = monotonic()
             while timers and timers[0][0] <= now:
@@ -270,7 +275,11 @@ class PollLoop:
                     self._ready.append((planned.callback, planned.args))
         for _ in range(len(self._ready)):
             callback, args = self._ready.popleft()
-            callback(*args)
+            try:
+                callback(*args)
+            except Exception as error:
+                # One broken callback must not end everybody else's work.
+                log.error("a callback failed in an unforeseen way", exc_info=error)
 
     def _wait(self, timeout: float) -> list[tuple[int, int]]:
         if self._epoll:
@@ -304,6 +313,15 @@ class PollLoop:
             os.read(self._wake_read, 4096)
         except BlockingIOError:
             pass
+
+
+def _run_if_watched(
+    watched: dict[int, tuple[Callback, tuple[Any, ...]]], fd: int, entry: tuple[Callback, tuple[Any, ...]]
+) -> None:
+    """Readiness is told once per poll; by now somebody may have stopped watching, or closed it."""
+    if watched.get(fd) is entry:
+        callback, args = entry
+        callback(*args)
 
 
 _READABLE: Final = select.POLLIN

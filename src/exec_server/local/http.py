@@ -31,6 +31,8 @@ from ..wire.http import (
 )
 
 if TYPE_CHECKING:
+    from asyncio import Future
+
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse, ClientSession, StreamReader
 
 __all__ = ["MAX_BUFFERED_BODY_BYTES", "MAX_DELTA_BYTES", "MAX_REDIRECTS", "Exchange", "LocalHttp"]
@@ -157,6 +159,7 @@ class LocalHttp:
         except TimeoutError:
             raise internal_error(_TIMED_OUT) from None
 
+        _end_with_connection(response)
         result = HttpRequestResult(response.status, _received_headers(response.raw_headers), "")
         if params.stream_response:
             return Exchange(params.request_id, result, response, deadline)
@@ -421,6 +424,30 @@ def _received_headers(raw: Iterable[tuple[bytes, bytes]]) -> list[HttpHeader]:
 
 class _BrokenBody(Exception):
     """The body ended before its end, was not what it said it was, or took too long."""
+
+
+def _end_with_connection(response: ClientResponse) -> None:
+    """Let a body fail when its connection is gone.
+
+    aiohttp does so itself, except after a chunk that makes no sense: it closes the connection over that
+    and forgets to tell the reader, who would wait for ever.
+    """
+    connection, content = response.connection, response.content
+    if connection is None or connection.protocol is None:
+        return  # read to its end already
+    closed = connection.protocol.closed
+
+    def fail(closed: Future[None] | None) -> None:
+        if closed is not None and not closed.cancelled():
+            closed.exception()  # looked at, so that nobody warns that it was not
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(ConnectionError("the connection was closed inside the body"))
+
+    if closed is None:
+        fail(None)
+    else:
+        closed.add_done_callback(fail)
+        content.on_eof(lambda: closed.remove_done_callback(fail) and None)
 
 
 async def _read_some(response: ClientResponse, deadline: float | None) -> bytes:

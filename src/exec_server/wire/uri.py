@@ -30,14 +30,15 @@ _PLAIN = re.compile(f"file:///(?:{_PLAIN_NAME}(?:/{_PLAIN_NAME})*/?)?")
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _DRIVE = re.compile(r"[A-Za-z][:|]")
-_NORMAL_DRIVE = re.compile(r"[A-Za-z](?::|%3[Aa])")
+_NORMAL_DRIVE = re.compile(r"/*[A-Za-z](?::|%3[Aa])(?=/|\Z)")
+"""A whole first segment that is a drive: `/c:/x` is one of Windows, `/c:x` is a path like any other."""
 _ESCAPE_IN_PATH = re.compile('[\x00-\x20"#<>?`{}\x7f-\U0010ffff]')
 _KEEP_FROM_NATIVE: Final = frozenset(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!$&'()*+,-./:;=@[]^_|~"
 )
 _NATIVE_TABLE: Final = [chr(byte) if byte in _KEEP_FROM_NATIVE else f"%{byte:02X}" for byte in range(256)]
 _SPECIAL_SCHEMES: Final = frozenset(("http", "https", "ws", "wss", "ftp"))
-_FORBIDDEN_IN_HOST = re.compile("[\x00-\x20#%/:<>?@\\[\\\\\\]^`{|}\x7f]")
+_FORBIDDEN_IN_HOST = re.compile("[\x00-\x20#%/:<>?@\\[\\\\\\]^|\x7f]")
 
 
 class ForeignPath(Exception):
@@ -50,20 +51,16 @@ class ForeignPath(Exception):
 
 def parse(text: str) -> str:
     """The normal form of a path URI; RpcError -32602 says why it is not one."""
-    if _PLAIN.fullmatch(text):
-        return text
-    if text.startswith(_OPAQUE_PREFIX):
-        return text
-    return _parse_any(text)
+    return text if _PLAIN.fullmatch(text) else _parse_any(text)
 
 
 def native_path(uri: str) -> str:
     """The path on this machine that a URI in normal form names."""
-    if "%" not in uri and uri.startswith("file:///") and not _DRIVE.match(uri, 8):
+    if "%" not in uri and uri.startswith("file:///") and not _NORMAL_DRIVE.match(uri, 7):
         return _normalise(uri[7:])
     if uri.startswith(_OPAQUE_PREFIX):
         return _opaque_path(uri)
-    if not uri.startswith("file:///") or _NORMAL_DRIVE.match(uri[7:].lstrip("/")):
+    if not uri.startswith("file:///") or _NORMAL_DRIVE.match(uri, 7):
         raise ForeignPath(uri)
     raw = _unquote(uri[7:])
     return _normalise(raw.decode("utf-8", "surrogateescape"))
@@ -80,7 +77,7 @@ def uri_to_path(text: str) -> str:
 def path_to_uri(path: str | bytes) -> str:
     """The URI of an absolute native path."""
     raw = path if isinstance(path, bytes) else path.encode("utf-8", "surrogateescape")
-    if _NORMAL_DRIVE.match(raw.lstrip(b"/")[:2].decode("latin-1")):
+    if _NORMAL_DRIVE.match(raw.lstrip(b"/")[:3].decode("latin-1")):
         return _OPAQUE_PREFIX + pybase64.urlsafe_b64encode(raw).decode().rstrip("=")
     return "file://" + "".join([_NATIVE_TABLE[byte] for byte in raw])
 
@@ -110,7 +107,7 @@ def _opaque_path(uri: str) -> str:
         raw = pybase64.b64decode(tail + "=" * (-len(tail) % 4), altchars=b"-_", validate=True)
     except ValueError:
         raise invalid_params(f"'{uri}' is invalid on '{PLATFORM}'") from None
-    if pybase64.urlsafe_b64encode(raw).decode().rstrip("=") != tail:
+    if not raw or pybase64.urlsafe_b64encode(raw).decode().rstrip("=") != tail:
         raise invalid_params(f"'{uri}' is invalid on '{PLATFORM}'")
     if b"\0" in raw:
         raise invalid_request("file name contained an unexpected NUL byte")
@@ -156,7 +153,7 @@ def _parse_any(text: str) -> str:
         raise invalid_params("query parameters are not allowed in path URIs")
     if hash_mark:
         raise invalid_params("fragments are not allowed in path URIs")
-    if not host and _NORMAL_DRIVE.match(joined[1:]) and _is_whole_segment(joined[1:]):
+    if not host and _NORMAL_DRIVE.match(joined):
         joined = "/" + joined[1].upper() + joined[2:]
     uri = f"file://{host}{joined}"
     if is_opaque(uri):
@@ -164,10 +161,6 @@ def _parse_any(text: str) -> str:
     if b"\0" in _unquote(joined):
         raise invalid_params(f"'{uri}' is invalid on '{PLATFORM}'")
     return uri
-
-
-def _is_whole_segment(path: str) -> bool:
-    return re.fullmatch(r"[A-Za-z](?::|%3[Aa])", path.partition("/")[0]) is not None
 
 
 def _split_authority(rest: str) -> tuple[str, str, bool]:
@@ -212,7 +205,7 @@ def _parse_host(text: str) -> str:
         host = _unquote(text).decode("utf-8")
     except UnicodeDecodeError:
         raise _bad_host() from None
-    if host.isascii():
+    if host.isascii() and "xn--" not in host.lower():
         host = host.lower()
     else:
         import idna

@@ -50,6 +50,7 @@ class Guard:
         if pidfd is not None:
             self._loop.remove_reader(pidfd)
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.set_blocking(pidfd, True)  # uvloop makes what it watches non-blocking
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
             os.close(pidfd)
         self._forget()
