@@ -153,15 +153,29 @@ def _copy(source: Pending[T], target: Pending[T]) -> None:
 class _Planned:
     """A timer of PollLoop."""
 
-    __slots__ = ("args", "callback")
+    __slots__ = ("_args", "_callback", "_loop", "in_heap")
 
-    def __init__(self, callback: Callback | None, args: tuple[Any, ...]) -> None:
-        self.callback = callback
-        self.args = args
+    def __init__(self, loop: PollLoop, callback: Callback, args: tuple[Any, ...]) -> None:
+        self._loop = loop
+        self._callback: Callback | None = callback
+        self._args = args
+        self.in_heap = True
+
+    @property
+    def cancelled(self) -> bool:
+        return self._callback is None
 
     def cancel(self) -> None:
-        self.callback = None
-        self.args = ()
+        if self._callback is not None:
+            self._callback, self._args = None, ()
+            if self.in_heap:
+                self._loop.timer_cancelled()
+
+    def run(self) -> None:
+        callback, args = self._callback, self._args
+        if callback is not None:
+            self._callback, self._args = None, ()
+            callback(*args)
 
 
 class PollLoop:
@@ -174,6 +188,7 @@ class PollLoop:
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._ready: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, _Planned]] = []
+        self._cancelled_timers = 0
         self._order = count()
         self._signals: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._stopping = False
@@ -192,7 +207,7 @@ class PollLoop:
         self._wake()
 
     def call_later(self, delay: float, callback: Callback, *args: Any) -> Timer:
-        planned = _Planned(callback, args)
+        planned = _Planned(self, callback, args)
         heapq.heappush(self._timers, (monotonic() + max(delay, 0.0), next(self._order), planned))
         return planned
 
@@ -254,8 +269,9 @@ class PollLoop:
 
     def _run_once(self) -> None:
         timers = self._timers
-        while timers and timers[0][2].callback is None:
+        while timers and timers[0][2].cancelled:
             heapq.heappop(timers)
+            self._cancelled_timers -= 1
         if self._ready or self._stopping:
             timeout = 0.0
         elif timers:
@@ -324,5 +340,13 @@ def _run_if_watched(
         callback(*args)
 
 
+def _report() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
 _READABLE: Final = select.POLLIN
 _WRITABLE: Final = select.POLLOUT
+_MIN_CANCELLED: Final = 64
+"""Cancelled timers that are not worth the trouble of looking for them."""

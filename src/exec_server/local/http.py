@@ -443,11 +443,15 @@ def _end_with_connection(response: ClientResponse) -> None:
         if not content.is_eof() and content.exception() is None:
             content.set_exception(ConnectionError("the connection was closed inside the body"))
 
+    def forget() -> None:
+        if closed is not None:
+            closed.remove_done_callback(fail)  # the connection lives on and serves others
+
     if closed is None:
         fail(None)
     else:
         closed.add_done_callback(fail)
-        content.on_eof(lambda: closed.remove_done_callback(fail) and None)
+        content.on_eof(forget)
 
 
 async def _read_some(response: ClientResponse, deadline: float | None) -> bytes:

@@ -38,7 +38,7 @@ def environment_info(limits: Limits, capabilities: dict[str, bool], version: str
     home = user_home()
     temp = os.environ.get("TMPDIR") or None
     if temp is not None:
-        temp = os.path.normpath(os.path.join(cwd or "/", temp))
+        temp = _tidy(os.path.join(cwd or "/", temp))
     info = EnvironmentInfo(
         shell=login_shell(),
         executor_version=version,
@@ -63,7 +63,7 @@ def environment_info(limits: Limits, capabilities: dict[str, bool], version: str
 def user_home() -> str | None:
     """`HOME`, else the account's home; None when there is neither, or it is not absolute."""
     home = os.environ.get("HOME") or _account()[0]
-    return home if home.startswith("/") else None
+    return _tidy(home) if home.startswith("/") else None
 
 
 def login_shell() -> EnvironmentShell:
@@ -79,6 +79,11 @@ def login_shell() -> EnvironmentShell:
         if found := _find_program(fallback):
             return EnvironmentShell(fallback, found)
     return EnvironmentShell("sh", "/bin/sh")
+
+
+def _tidy(path: str) -> str:
+    """An absolute path in its shortest spelling (`normpath` alone would keep a double slash in front)."""
+    return "/" + os.path.normpath(path).lstrip("/")
 
 
 def _find_program(name: str) -> str | None:

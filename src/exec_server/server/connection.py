@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from .. import log
 from ..loop import Pending
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from .server import Server
 
 __all__ = ["Connection"]
-
-CURRENT_FAMILIES: Final = ("process/", "environment/", "environmentConfig/", "http/", "fs/", "capabilit")
-"""What only clients of the current dialect call."""
 
 
 class Connection:
@@ -143,10 +140,8 @@ class Connection:
         if method is None or (method.extension and not self.extensions):
             self._unknown_method(request)
             return
-        if request.method.startswith("command/"):
-            self._legacy = True
-        elif request.method.startswith(CURRENT_FAMILIES):
-            self._legacy = False
+        if method.family is not None:
+            self._legacy = method.legacy
         if method.control or (not self._queue and len(self._waiting) < self.server.limits.waiting_requests):
             self._run(request, method, size)
             return

@@ -26,6 +26,8 @@ class Method(Struct, frozen=True):
     """The word of the handshake errors; None for what comes before the handshake."""
     control: bool = False
     """Passes even when everything else has to queue."""
+    legacy: bool = False
+    """Belongs to the first dialect."""
     extension: bool = False
     """A name the reference answers with "not implemented", for clients that have said they know it."""
 

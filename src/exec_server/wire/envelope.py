@@ -146,12 +146,17 @@ def _error(value: Any) -> RpcError:
 
 def _check_shape(data: bytes | bytearray | memoryview | str, value: dict[str, Any]) -> None:
     raw = data.encode() if isinstance(data, str) else bytes(data)
-    opened = raw.count(b"{") + raw.count(b"[")
-    # Every value but the root is the first of its container or follows a comma, so this bounds both.
-    if opened > MAX_JSON_DEPTH or opened + raw.count(b",") >= MAX_JSON_VALUES:
-        _scan(raw)
-        return
-    keys = _count_keys(value)
+    size = len(raw)
+    # Each open container needs a byte to close it, and each value but one a byte to end it: a message
+    # too short for that many needs no counting.
+    if size > 2 * MAX_JSON_DEPTH:
+        opened = raw.count(b"{") + raw.count(b"[")
+        if opened > MAX_JSON_DEPTH or (
+            size > MAX_JSON_VALUES and opened + raw.count(b",") >= MAX_JSON_VALUES
+        ):
+            _scan(raw)
+            return
+    keys = _keys_of_object(value)
     # Each key, duplicates included, brings a colon of its own; colons inside strings only add to them.
     if raw.count(b":") == keys:
         return
@@ -164,18 +169,23 @@ def _check_shape(data: bytes | bytearray | memoryview | str, value: dict[str, An
 _BLANK_COLON = re.compile(rb"[ \t\n\r]:")
 
 
-def _count_keys(value: dict[str, Any] | list[Any]) -> int:
+def _keys_of_object(value: dict[str, Any]) -> int:
+    count = len(value)
+    for item in value.values():
+        if type(item) is dict:
+            count += _keys_of_object(item)
+        elif type(item) is list:
+            count += _keys_of_array(item)
+    return count
+
+
+def _keys_of_array(value: list[Any]) -> int:
     count = 0
-    todo: list[dict[str, Any] | list[Any]] = [value]
-    while todo:
-        container = todo.pop()
-        items: Any
-        if type(container) is dict:
-            count += len(container)
-            items = container.values()
-        else:
-            items = container
-        todo.extend(item for item in items if type(item) is dict or type(item) is list)
+    for item in value:
+        if type(item) is dict:
+            count += _keys_of_object(item)
+        elif type(item) is list:
+            count += _keys_of_array(item)
     return count
 
 

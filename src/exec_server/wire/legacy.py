@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError
 
 from .base64 import encode_bytes
-from .params import U64
+from .params import MAX_U64, U64
 
 __all__ = [
     "LegacyExecParams",
@@ -29,6 +29,10 @@ class LegacyExecParams(Struct, rename="camel", frozen=True, omit_defaults=True):
     tty: bool
     output_bytes_cap: U64 | None = None
     arg0: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.output_bytes_cap or 0) > MAX_U64:
+            raise ValidationError("invalid number: more than 64 bits")
 
 
 class LegacyExecResult(Struct, rename="camel", frozen=True):

@@ -16,7 +16,7 @@ T = TypeVar("T")
 MAX_U64: Final = 2**64 - 1
 
 U64 = Annotated[int, Meta(ge=0)]
-"""A non-negative integer; `decode_params` refuses what does not fit 64 bits."""
+"""A non-negative integer. msgspec knows no bound this high, so whoever uses it compares with MAX_U64."""
 
 U16 = Annotated[int, Meta(ge=0, le=65535)]
 
@@ -31,7 +31,7 @@ NO_PARAMS: Final = NoParams()
 def decode_params(params: Any, kind: type[T]) -> T:
     """The params of a request as `kind`, or RpcError -32602."""
     if kind is NoParams:
-        if params is None or params == {}:
+        if not params and (params is None or type(params) is dict):
             return NO_PARAMS  # type: ignore[return-value]  # kind is NoParams, which mypy cannot narrow
         shape = "sequence" if isinstance(params, list) else "map" if isinstance(params, dict) else "value"
         raise invalid_params(f"invalid type: {shape}, expected no params")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType, ValidationError
 
@@ -46,6 +47,11 @@ SpawnMode = Literal["direct", "prepared"]
 Awaited = Literal["exited", "closed"]
 
 
+_HYPHENATED: Final = "-".join(f"[0-9A-Fa-f]{{{length}}}" for length in (8, 4, 4, 4, 12))
+_UUID = re.compile(rf"[0-9A-Fa-f]{{32}}|(?:urn:uuid:)?{_HYPHENATED}|\{{{_HYPHENATED}\}}")
+"""The spellings peers accept; Python's own UUID takes hyphens anywhere."""
+
+
 class Params(Struct, rename="camel", omit_defaults=True):
     """Unknown fields are ignored; fields that are None may also be absent."""
 
@@ -71,13 +77,8 @@ class Metadata(Params):
     tool_call_id: str | None = None
 
     def __post_init__(self) -> None:
-        if self.thread_id is not None:
-            from uuid import UUID
-
-            try:
-                UUID(self.thread_id)
-            except ValueError:
-                raise ValueError("threadId must be a UUID") from None
+        if self.thread_id is not None and not _UUID.fullmatch(self.thread_id):
+            raise ValueError("threadId must be a UUID")
 
 
 class PtySize(Params):
@@ -197,6 +198,8 @@ class TerminateMode(Params):
     def __post_init__(self) -> None:
         if self.type == "graceful" and self.timeout_ms is None:
             raise ValidationError("a graceful terminate needs `timeoutMs`")
+        if (self.timeout_ms or 0) > MAX_U64:
+            raise ValidationError("invalid number: more than 64 bits")
 
 
 class TerminateParams(Params):
@@ -226,6 +229,10 @@ class WaitParams(Params):
     process_id: str
     wait_ms: U64 | None = None
     until: Awaited | None = None
+
+    def __post_init__(self) -> None:
+        if (self.wait_ms or 0) > MAX_U64:
+            raise ValidationError("invalid number: more than 64 bits")
 
 
 class WaitResult(Result):

@@ -23,6 +23,8 @@ PLATFORM: Final = "macos" if sys.platform == "darwin" else "windows" if sys.plat
 _OPAQUE_PREFIX: Final = "file:///%00/bad/path/"
 """Starts the URI of a native path that has no spelling of its own."""
 
+_OPAQUE_TAIL = re.compile(r"[A-Za-z0-9_\-]+")
+
 _PLAIN_NAME = r"[A-Za-z0-9_\-+@=,;~!$&'()*^\[\]][A-Za-z0-9_\-+@=,;~!$&'()*^\[\].]*"
 _PLAIN = re.compile(f"file:///(?:{_PLAIN_NAME}(?:/{_PLAIN_NAME})*/?)?")
 """Already in normal form, no drive, no escapes, no dot segments: nearly every path there is."""
@@ -103,11 +105,13 @@ def _normalise(path: str) -> str:
 
 def _opaque_path(uri: str) -> str:
     tail = uri[len(_OPAQUE_PREFIX) :]
+    if not _OPAQUE_TAIL.fullmatch(tail):
+        raise invalid_params(f"'{uri}' is invalid on '{PLATFORM}'")
     try:
         raw = pybase64.b64decode(tail + "=" * (-len(tail) % 4), altchars=b"-_", validate=True)
     except ValueError:
         raise invalid_params(f"'{uri}' is invalid on '{PLATFORM}'") from None
-    if not raw or pybase64.urlsafe_b64encode(raw).decode().rstrip("=") != tail:
+    if pybase64.urlsafe_b64encode(raw).decode().rstrip("=") != tail:
         raise invalid_params(f"'{uri}' is invalid on '{PLATFORM}'")
     if b"\0" in raw:
         raise invalid_request("file name contained an unexpected NUL byte")

@@ -9,9 +9,12 @@ from typing import Final
 
 from ... import log
 from ...loop import Loop
-from . import guardian, tree
+from . import tree
 
 __all__ = ["Guard"]
+
+_GUARDIAN: Final = os.path.join(os.path.dirname(__file__), "guardian.py")
+"""Started by its path: importing it here would only cost time."""
 
 RESTART_DELAY: Final = 1.0
 """Seconds before a guardian that was killed is replaced."""
@@ -57,7 +60,7 @@ class Guard:
 
     def _spawn(self, read_end: int) -> int:
         nonce, shift = self._arguments
-        argv = [sys.executable, "-I", "-S", "-B", guardian.__file__, "3", str(nonce), str(shift)]
+        argv = [sys.executable, "-I", "-S", "-B", _GUARDIAN, "3", str(nonce), str(shift)]
         null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
         actions = [*null, (os.POSIX_SPAWN_DUP2, read_end, 3)]
         return os.posix_spawn(sys.executable, argv, {}, file_actions=actions, setsid=True)

@@ -14,7 +14,6 @@ group is killed.
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -131,7 +130,7 @@ class SessionTags:
 
 def _unused_nonce() -> int:
     while True:
-        nonce = 1 << 30 | secrets.randbits(30)
+        nonce = 1 << 30 | int.from_bytes(os.urandom(4)) >> 2
         shift = SESSION_SHIFT
         if not any(tag >> shift == nonce for _, tag in processes()):
             return nonce

@@ -97,7 +97,7 @@ def _find(connection: Connection, process_id: str) -> ManagedProcess | None:
 
 
 METHODS: Final = {
-    "command/exec": Method(LegacyExecParams, execute, "exec"),
-    "command/exec/write": Method(LegacyWriteParams, write, "exec"),
-    "command/exec/terminate": Method(ProcessParams, terminate, "exec", control=True),
+    "command/exec": Method(LegacyExecParams, execute, "exec", legacy=True),
+    "command/exec/write": Method(LegacyWriteParams, write, "exec", legacy=True),
+    "command/exec/terminate": Method(ProcessParams, terminate, "exec", control=True, legacy=True),
 }
