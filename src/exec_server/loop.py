@@ -287,8 +287,11 @@ class PollLoop:
             now = monotonic()
             while timers and timers[0][0] <= now:
                 planned = heapq.heappop(timers)[2]
-                if planned.callback is not None:
-                    self._ready.append((planned.callback, planned.args))
+                planned.in_heap = False
+                if planned.cancelled:
+                    self._cancelled_timers -= 1
+                else:
+                    self._ready.append((planned.run, ()))
         for _ in range(len(self._ready)):
             callback, args = self._ready.popleft()
             try:
@@ -296,6 +299,14 @@ class PollLoop:
             except Exception as error:
                 # One broken callback must not end everybody else's work.
                 log.error("a callback failed in an unforeseen way", exc_info=error)
+
+    def timer_cancelled(self) -> None:
+        """Throw cancelled timers out when they are most of what is planned: some are months away."""
+        self._cancelled_timers += 1
+        if self._cancelled_timers > _MIN_CANCELLED and self._cancelled_timers * 2 > len(self._timers):
+            self._timers[:] = [entry for entry in self._timers if not entry[2].cancelled]
+            heapq.heapify(self._timers)
+            self._cancelled_timers = 0
 
     def _wait(self, timeout: float) -> list[tuple[int, int]]:
         if self._epoll:
@@ -338,12 +349,6 @@ def _run_if_watched(
     if watched.get(fd) is entry:
         callback, args = entry
         callback(*args)
-
-
-def _report() -> None:
-    import traceback
-
-    traceback.print_exc()
 
 
 _READABLE: Final = select.POLLIN

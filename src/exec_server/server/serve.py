@@ -59,9 +59,13 @@ def _serve_stdio(limits: Limits) -> None:
     read_fd, write_fd = _take_stdio()
     channel = StdioChannel(loop, read_fd, write_fd, limits)
     connection = server.accept(channel)
-    connection.on_end.append(loop.stop)
+
+    def end() -> None:
+        server.sessions.end_all(loop.stop)
+
+    connection.on_end.append(end)
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, loop.stop)
+        loop.add_signal_handler(number, end)
     channel.attach(connection)
     try:
         loop.run()
@@ -117,6 +121,12 @@ async def _listen(options: ServeOptions) -> None:
         if options.exit_on_stdin_close:
             _stop_at_end_of_stdin(loop, stop)
         await stop.wait()
+        listener_to_close, listener = listener, None
+        if listener_to_close is not None:
+            listener_to_close.close()
+        ended = loop.create_future()
+        server.sessions.end_all(lambda: ended.set_result(None))
+        await ended
     finally:
         if listener is not None:
             listener.close()

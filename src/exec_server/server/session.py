@@ -9,6 +9,7 @@ it ever started is killed.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -94,6 +95,8 @@ class SessionRegistry:
     def leave(self, session: Session, *, resumable: bool) -> None:
         """The connection is gone: keep the session for a while, or end it."""
         session.connection = None
+        if session.state is SessionState.EXPIRED:
+            return
         if not resumable:
             self._expire(session)
             return
@@ -104,7 +107,22 @@ class SessionRegistry:
         delay = self._machine.limits.detach_ttl
         session.expiry = self._machine.loop.call_later(delay, self._expire, session)
 
-    def _expire(self, session: Session) -> None:
+    def end_all(self, then: Callable[[], object]) -> None:
+        """The server is stopping: end every session, and go on when their processes are gone."""
+        left = len(self._sessions)
+        if not left:
+            then()
+
+        def ended(_killed: int) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                then()
+
+        for session in list(self._sessions.values()):
+            self._expire(session, ended)
+
+    def _expire(self, session: Session, done: Callable[[int], object] | None = None) -> None:
         if session.state is SessionState.DETACHED:
             self._metrics.sessions_detached -= 1
             self._metrics.sessions_expired_total += 1
@@ -112,4 +130,6 @@ class SessionRegistry:
         session.become(SessionState.EXPIRED)
         del self._sessions[session.id]
         self._metrics.sessions -= 1
-        session.processes.kill_all()
+        if session.expiry is not None:
+            session.expiry.cancel()
+        session.processes.kill_all(done)

@@ -91,12 +91,22 @@ class ProcessTable:
             return
         self._closed = True
         grace = self._machine.limits.shutdown_grace
-        if grace > 0 and any(process.state is State.RUNNING for process in self._processes.values()):
-            for process in self._processes.values():
-                process.signal(signal.SIGTERM)
-            self._machine.loop.call_later(grace, self._kill_trees, done)
-        else:
+        running = [process for process in self._processes.values() if process.state is State.RUNNING]
+        if grace <= 0 or not running:
             self._kill_trees(done)
+            return
+        exited: Pending[None] = Pending()
+        exited.then(lambda _: self._kill_trees(done))
+        timer = self._machine.loop.call_later(grace, exited.resolve, None)
+
+        def one_exited(_: Pending[None]) -> None:
+            if not any(process.state is State.RUNNING for process in running):
+                timer.cancel()
+                exited.resolve(None)
+
+        for process in running:
+            process.signal(signal.SIGTERM)
+            process.wait(State.EXITED).then(one_exited)
 
     def _kill_trees(self, done: Callable[[int], object] | None) -> None:
         def finish(killed: Pending[int]) -> None:
