@@ -52,9 +52,10 @@ class CurrentVoice:
             return
         if connection.binary_output and len(self._raw_id) <= binary.MAX_PROCESS_ID_BYTES:
             header = binary.header(self._raw_id, seq, binary.STREAM_CODES[stream])
-            connection.channel.send_binary(header, data)
+            connection.channel.send_parts(header, data, b"", binary=True)
         else:
-            connection.channel.send(current.output_notification(self._prefix, seq, _STREAMS[stream], data))
+            head, body, tail = current.output_notification(self._prefix, seq, _STREAMS[stream], data)
+            connection.channel.send_parts(head, body, tail, binary=False)
 
     def process_exited(self, process: ManagedProcess, seq: int) -> None:
         self._metrics.processes_running -= 1

@@ -40,7 +40,7 @@ class Channel(Protocol):
     """What a malformed message from here is answered with, up to the detail."""
 
     carries_binary: bool
-    """Whether `send_binary` arrives as such."""
+    """Whether binary messages arrive as such."""
 
     resumable: bool
     """Whether the peer may come back on another channel; false where the peer dies with it."""
@@ -48,8 +48,8 @@ class Channel(Protocol):
     def send(self, message: bytes) -> None:
         """Send one text message."""
 
-    def send_binary(self, header: bytes, payload: bytes) -> None:
-        """Send one binary message made of two parts."""
+    def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
+        """Send one message made of three parts, without putting them together first if possible."""
 
     def unsent(self) -> int:
         """Bytes taken but not yet given to the operating system."""

@@ -37,8 +37,8 @@ class MemoryChannel:
     def send(self, message: bytes) -> None:
         self._other._put(False, message)
 
-    def send_binary(self, header: bytes, payload: bytes) -> None:
-        self._other._put(True, header + payload)
+    def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
+        self._other._put(binary, b"%b%b%b" % (head, body, tail))
 
     def unsent(self) -> int:
         return self._other._inbox_size

@@ -55,11 +55,21 @@ class StdioChannel:
     # Sending -------------------------------------------------------------------------------------
 
     def send(self, message: bytes) -> None:
-        if self._closed:
-            return
-        self._unsent.append(message)
-        self._unsent.append(b"\n")
-        self._unsent_size += len(message) + 1
+        if not self._closed:
+            self._unsent.append(message)
+            self._unsent.append(b"\n")
+            self._unsent_size += len(message) + 1
+            self._plan_flush()
+
+    def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
+        if binary:
+            raise RuntimeError("lines carry no binary messages")
+        if not self._closed:
+            self._unsent.extend((head, body, tail, b"\n"))
+            self._unsent_size += len(head) + len(body) + len(tail) + 1
+            self._plan_flush()
+
+    def _plan_flush(self) -> None:
         if self._unsent_size > self._high_water:
             self._flush()
             if self._unsent_size > self._high_water and not self._paused and self._receiver is not None:
@@ -68,10 +78,6 @@ class StdioChannel:
         elif not self._flush_planned:
             self._flush_planned = True
             self._loop.call_soon(self._flush)
-
-    def send_binary(self, header: bytes, payload: bytes) -> None:
-        del header, payload
-        raise RuntimeError("lines carry no binary messages")
 
     def unsent(self) -> int:
         return self._unsent_size

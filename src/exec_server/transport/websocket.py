@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -20,6 +21,11 @@ _WSProtocol: Final[Any] = vars(compiled)["WSProtocol"]
 
 _TEXT: Final = WSMsgType.TEXT
 _BINARY: Final = WSMsgType.BINARY
+_FRAME_16: Final = struct.Struct("!BBH").pack
+_FRAME_64: Final = struct.Struct("!BBQ").pack
+VECTOR_BYTES: Final = 16 * 1024
+"""From this size on, copying a message costs more than handing out its parts."""
+
 _READ_BUFFER_BYTES: Final = 64 * 1024
 
 logging.getLogger("picows").addHandler(logging.NullHandler())
@@ -72,9 +78,18 @@ class WebSocketChannel(WSListener):
         if self._transport is not None:
             self._transport.send(_TEXT, message)
 
-    def send_binary(self, header: bytes, payload: bytes) -> None:
-        if self._transport is not None:
-            self._transport.send(_BINARY, header + payload)
+    def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        size = len(head) + len(body) + len(tail)
+        if size < VECTOR_BYTES or not self._server_side:
+            transport.send(_BINARY if binary else _TEXT, b"%b%b%b" % (head, body, tail))
+            return
+        # A frame of a server is a header and the payload as it is, so the parts can go as they are.
+        opcode = 0x82 if binary else 0x81
+        frame = _FRAME_16(opcode, 126, size) if size < 65536 else _FRAME_64(opcode, 127, size)
+        transport.underlying_transport.writelines([frame + head, body, tail])
 
     def unsent(self) -> int:
         transport = self._transport

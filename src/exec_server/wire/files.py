@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, Literal, TypeVar
 
 import pybase64
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Raw, Struct
 from msgspec.json import encode
 
 from .errors import RpcError, invalid_params
@@ -541,9 +541,3 @@ def _base64_problem(text: str) -> str:
 
 def _invalid_symbol(byte: int, offset: int) -> str:
     return f"Invalid symbol {byte}, offset {offset}."
-
-
-__all__ += [
-    "UNSET",
-    "UnsetType",
-]

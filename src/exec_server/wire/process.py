@@ -294,9 +294,11 @@ def output_prefix(encoded_id: bytes) -> bytes:
     return b'{"method":"process/output","params":{"processId":' + encoded_id + b',"seq":'
 
 
-def output_notification(prefix: bytes, seq: int, stream: bytes, data: bytes | memoryview) -> bytes:
-    """One chunk of output, from a prefix made once per process."""
-    return b'%b%d,"stream":"%b","chunk":"%b"}}' % (prefix, seq, stream, encode_bytes(data))
+def output_notification(
+    prefix: bytes, seq: int, stream: bytes, data: bytes | memoryview
+) -> tuple[bytes, bytes, bytes]:
+    """One chunk of output in three parts, from a prefix made once per process."""
+    return b'%b%d,"stream":"%b","chunk":"' % (prefix, seq, stream), encode_bytes(data), b'"}}'
 
 
 def exited_notification(encoded_id: bytes, seq: int, exit_code: int, sandbox_denied: bool) -> bytes:

@@ -1,0 +1,332 @@
+"""In which order the file calls of one connection take effect, and who waits for whom.
+
+The rule: a call takes effect before every call that arrived after it and that could tell the
+difference. Calls that could not tell are free to overtake.
+
+How it is kept:
+
+1. A connection has one lane. Calls run in it one after the other, in a thread of the pool, in the
+   order in which they arrived. Nearly every call is short, and its whole life is this.
+2. A call that will take long (a large transfer, a tree, a device) leaves the lane as soon as it is
+   clear what it touches. So does, without being asked, one that has kept others waiting for longer
+   than PATIENCE: a dead network mount stops the calls that need it and no others.
+3. While a call is aside, each next one of the lane is compared with it: when both touch the same path,
+   or one a directory above the other's path, and at least one of them writes, the later call steps
+   aside too and runs when the earlier one is done. All others go on.
+
+Paths are compared as they were written and as they are with every link resolved, so a file cannot be
+read early by another of its names. What is not seen: two hard links to one file, and a link that
+leads into a mount which is stuck before anything could be resolved.
+
+Reading a large file does not hold up a later write of it longer than the call itself: the write waits
+aside. Order holds within a connection and among file calls; between connections, and between files and
+processes, a client that needs an order waits for the answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from threading import Lock
+from time import monotonic
+from typing import Any, Final, NamedTuple, TypeVar
+
+from ...loop import Loop, Pending, Timer
+from .errors import failure
+from .pool import POOL, Pool
+
+__all__ = ["ALONE", "Abandoned", "Lane", "Touch", "Turn", "reads", "writes"]
+
+T = TypeVar("T")
+
+PATIENCE: Final = 0.02
+"""Seconds a call may keep the lane while others wait. Ten times what a cold disk needs for one."""
+
+MAX_ASIDE: Final = 16
+"""Threads one connection may occupy beside its lane, a quarter of the pool's."""
+
+
+class Touch(NamedTuple):
+    """A path and all below it, and whether it may be changed."""
+
+    path: bytes
+    writes: bool
+
+
+def reads(*paths: bytes) -> tuple[Touch, ...]:
+    """Looked at."""
+    return tuple([Touch(path, False) for path in paths])
+
+
+def writes(*paths: bytes) -> tuple[Touch, ...]:
+    """Perhaps changed."""
+    return tuple([Touch(path, True) for path in paths])
+
+
+class Abandoned(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Turn:
+    """What a call knows of its place: how to leave the lane, and whether anybody still waits."""
+
+    def leave(self, *real_paths: bytes | None) -> None:
+        """Let others pass. `real_paths` are what is touched with every link resolved, where known."""
+
+    def check(self) -> None:
+        """Raise Abandoned when the answer is no longer wanted. For loops that may be long."""
+
+
+ALONE: Final = Turn()
+"""For calls that are made outside of any lane."""
+
+
+class _Job(Turn):
+    __slots__ = (
+        "abandoned",
+        "args",
+        "aside",
+        "blockers",
+        "followers",
+        "lane",
+        "number",
+        "parked",
+        "pending",
+        "started",
+        "touches",
+        "work",
+    )
+
+    def __init__(
+        self, lane: Lane, number: int, touches: tuple[Touch, ...], work: Callable[..., Any], args: tuple[Any, ...]
+    ) -> None:
+        self.lane = lane
+        self.number = number
+        self.touches = touches
+        self.work = work
+        self.args = args
+        self.pending: Pending[Any] = Pending(self.abandon)
+        self.started = 0.0
+        self.abandoned = False
+        self.aside = False
+        self.parked = False
+        self.blockers: set[_Job] = set()
+        self.followers: list[_Job] = []
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+    def check(self) -> None:
+        if self.abandoned:
+            raise Abandoned
+
+    def leave(self, *real_paths: bytes | None) -> None:
+        known = [touch.path for touch in self.touches]
+        changes = any(touch.writes for touch in self.touches)
+        more = [path for path in real_paths if path is not None and path not in known]
+        self.touches += writes(*more) if changes else reads(*more)
+        self.lane._leave(self)
+
+    def resolve(self) -> None:
+        """Add the real paths of what is touched. May block."""
+        known = {touch.path for touch in self.touches}
+        for touch in self.touches:
+            if touch.path.startswith(b"/"):
+                real = os.path.realpath(touch.path)
+                if real not in known:
+                    known.add(real)
+                    self.touches += (Touch(real, touch.writes),)
+
+    @property
+    def changes(self) -> bool:
+        return any(touch.writes for touch in self.touches)
+
+
+def _conflict(one: _Job, other: _Job) -> bool:
+    return any(
+        (mine.writes or theirs.writes) and _related(mine.path, theirs.path)
+        for mine in one.touches
+        for theirs in other.touches
+    )
+
+
+def _related(one: bytes, other: bytes) -> bool:
+    """Whether they are the same, or one is above the other."""
+    if len(one) > len(other):
+        one, other = other, one
+    return other.startswith(one) and (len(one) == len(other) or one == b"/" or other[len(one)] == 0x2F)
+
+
+class Lane:
+    """The file calls of one connection."""
+
+    def __init__(self, loop: Loop, pool: Pool = POOL) -> None:
+        self._loop = loop
+        self._pool = pool
+        self._lock = Lock()
+        self._queue: deque[_Job] = deque()
+        self._current: _Job | None = None
+        self._draining = False
+        self._aside: set[_Job] = set()
+        self._running_aside = 0
+        self._jobs = 0
+        self._timer: Timer | None = None
+        self._settled: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._waking = False
+
+    # On the loop ---------------------------------------------------------------------------------
+
+    def submit(self, touches: tuple[Touch, ...], work: Callable[..., T], *args: Any) -> Pending[T]:
+        """Do `work(*args, turn)` in its turn."""
+        self._jobs += 1
+        job = _Job(self, self._jobs, touches, work, args)
+        with self._lock:
+            self._queue.append(job)
+            start = not self._draining
+            self._draining = True
+        if start:
+            self._pool.run(self._drain)
+        elif self._timer is None:
+            self._timer = self._loop.call_later(PATIENCE, self._look)
+        return job.pending
+
+    @property
+    def free_for_reading(self) -> bool:
+        """Whether a read that is done now comes after everything that must come before it."""
+        return not self._draining and not any(job.changes for job in tuple(self._aside))
+
+    def close(self) -> None:
+        """Forget what has not begun, and tell the rest that nobody waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        with self._lock:
+            jobs = [*self._queue, *self._aside]
+            if self._current is not None:
+                jobs.append(self._current)
+            self._queue.clear()
+        for job in jobs:
+            job.abandoned = True
+
+    def _look(self) -> None:
+        """Somebody waits: has the one in front had time enough?"""
+        self._timer = None
+        with self._lock:
+            if not self._queue:
+                return
+            job = self._current
+            if job is not None and monotonic() - job.started >= PATIENCE:
+                self._set_aside(job)
+        self._timer = self._loop.call_later(PATIENCE, self._look)
+
+    def _deliver(self) -> None:
+        self._waking = False
+        settled = self._settled
+        while settled:
+            settle, outcome = settled.popleft()
+            settle(outcome)
+
+    # In the threads ------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Be the lane's thread, until there is nothing to do or somebody else has taken over."""
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._current = None
+                    self._draining = False
+                    return
+                job = self._current = self._queue.popleft()
+                job.started = monotonic()
+                compare = bool(self._aside)
+            if compare and self._must_wait(job):
+                if job.aside:
+                    return
+                continue
+            self._run(job)
+            if job.aside:
+                return
+
+    def _must_wait(self, job: _Job) -> bool:
+        """Whether something aside comes first; if so the job is parked behind it."""
+        job.resolve()
+        with self._lock:
+            # A job that was set aside while it resolved may itself be waited for by later ones.
+            blockers = {other for other in self._aside if other.number < job.number and _conflict(job, other)}
+            if not blockers:
+                return False
+            taken_over = job.aside
+            job.blockers = blockers
+            job.parked = True
+            for blocker in blockers:
+                blocker.followers.append(job)
+            self._aside.add(job)
+            if taken_over:
+                self._running_aside -= 1
+            else:
+                self._current = None
+            return True
+
+    def _leave(self, job: _Job) -> None:
+        with self._lock:
+            if self._current is job:
+                self._set_aside(job)
+
+    def _set_aside(self, job: _Job) -> None:
+        """With the lock held: let the queue go on without this one, if there is a thread to spare."""
+        if self._running_aside >= MAX_ASIDE:
+            return
+        self._running_aside += 1
+        job.aside = True
+        self._aside.add(job)
+        self._current = None
+        if self._queue:
+            self._pool.run(self._drain)
+        else:
+            self._draining = False
+
+    def _run(self, job: _Job) -> None:
+        settle: Callable[[Any], None]
+        outcome: Any
+        if job.abandoned:
+            settle, outcome = job.pending.fail, Abandoned()
+        else:
+            try:
+                settle, outcome = job.pending.resolve, job.work(*job.args, job)
+            except OSError as error:
+                settle, outcome = job.pending.fail, failure(error)
+            except BaseException as error:
+                settle, outcome = job.pending.fail, error
+        job.args = ()
+        ready: list[_Job] = []
+        with self._lock:
+            if job.aside:
+                self._aside.discard(job)
+                self._running_aside -= 1
+                ready = self._release(job)
+            self._settled.append((settle, outcome))
+            wake = not self._waking
+            self._waking = True
+        if wake:
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                pass  # the loop is closed; nobody is waiting
+        for follower in ready[1:]:
+            self._pool.run(self._run, follower)
+        if ready:
+            self._run(ready[0])
+
+    def _release(self, job: _Job) -> list[_Job]:
+        """With the lock held: those that waited for this one alone may run now."""
+        ready: list[_Job] = []
+        for follower in job.followers:
+            follower.blockers.discard(job)
+            if not follower.blockers and follower.parked:
+                follower.parked = False
+                follower.aside = True
+                self._running_aside += 1
+                ready.append(follower)
+        job.followers.clear()
+        return ready
