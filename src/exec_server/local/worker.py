@@ -9,6 +9,7 @@ from ..loop import Loop, Pending
 
 if TYPE_CHECKING:
     from queue import SimpleQueue
+    from threading import Thread
 
 __all__ = ["Worker"]
 
@@ -22,6 +23,7 @@ class Worker:
         self._loop = loop
         self._name = name
         self._jobs: SimpleQueue[Any] | None = None
+        self._thread: Thread | None = None
 
     def run(self, job: Callable[..., T], *args: Any) -> Pending[T]:
         """Do it in the thread."""
@@ -30,7 +32,8 @@ class Worker:
             from threading import Thread
 
             self._jobs = SimpleQueue()
-            Thread(target=_serve, args=(self._loop, self._jobs), name=self._name, daemon=True).start()
+            self._thread = Thread(target=_serve, args=(self._loop, self._jobs), name=self._name, daemon=True)
+            self._thread.start()
         pending: Pending[T] = Pending()
         self._jobs.put((pending, job, args))
         return pending
@@ -40,6 +43,18 @@ class Worker:
         if self._jobs is not None:
             self._jobs.put(None)
             self._jobs = None
+
+    def stop(self, timeout: float) -> None:
+        """Forget what has not begun, and wait for what has."""
+        if self._jobs is not None and self._thread is not None:
+            from queue import Empty
+
+            try:
+                while True:
+                    self._jobs.get_nowait()
+            except Empty:
+                self.close()
+            self._thread.join(timeout)
 
 
 def _serve(loop: Loop, jobs: SimpleQueue[Any]) -> None:

@@ -37,6 +37,7 @@ _FAMILIES: Final = {
     "environment": "environment",
     "environmentConfig": "config",
     "http": "http",
+    "fs": "files",
     "command": "legacy",
 }
 """The part of a method's name before the slash, and the module that does it."""

@@ -8,6 +8,8 @@ import socket
 import stat
 from typing import Any
 
+import aiofastnet
+
 from ..limits import Limits
 from .channel import Receiver
 from .door import Accept, Door, Route
@@ -28,8 +30,10 @@ async def listen(path: str, route: Route, accept: Accept, limits: Limits) -> asy
         raise
     finally:
         os.umask(before)
-    loop = asyncio.get_running_loop()
-    return await loop.create_unix_server(lambda: Door(route, accept, limits, f"unix:{path}"), sock=sock)
+    # aiofastnet's transports copy what they cannot send at once, which picows relies on.
+    return await aiofastnet.create_unix_server(
+        asyncio.get_running_loop(), lambda: Door(route, accept, limits, f"unix:{path}"), sock=sock
+    )
 
 
 async def connect(
@@ -39,7 +43,7 @@ async def connect(
 
     async def open_transport(factory: Any) -> None:
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_unix_connection(asyncio.Protocol, path)
+        transport, _ = await aiofastnet.create_unix_connection(loop, asyncio.Protocol, path)
         protocol = factory()
         transport.set_protocol(protocol)
         protocol.connection_made(without_tcp_options(transport))

@@ -23,7 +23,7 @@ _TEXT: Final = WSMsgType.TEXT
 _BINARY: Final = WSMsgType.BINARY
 _FRAME_16: Final = struct.Struct("!BBH").pack
 _FRAME_64: Final = struct.Struct("!BBQ").pack
-VECTOR_BYTES: Final = 16 * 1024
+VECTOR_BYTES: Final = 8 * 1024
 """From this size on, copying a message costs more than handing out its parts."""
 
 _READ_BUFFER_BYTES: Final = 64 * 1024
@@ -75,7 +75,9 @@ class WebSocketChannel(WSListener):
             receiver.channel_closed(self._closed_reason)
 
     def send(self, message: bytes) -> None:
-        if self._transport is not None:
+        if len(message) >= VECTOR_BYTES:
+            self.send_parts(b"", message, b"", binary=False)
+        elif self._transport is not None:
             self._transport.send(_TEXT, message)
 
     def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:

@@ -53,7 +53,7 @@ def child_environment(
             result["CODEX_THREAD_ID"] = str(UUID(metadata.thread_id))
 
     result.pop(EXIT_ON_STDIN_CLOSE, None)
-    for name in [name for name in result if name.upper() in RESERVED_NAMES]:
+    for name in [name for name in result if _upper(name) in RESERVED_NAMES]:
         del result[name]
     return result
 
@@ -62,7 +62,7 @@ def _inherited(policy: EnvPolicy, own: Mapping[str, str]) -> dict[str, str]:
     if policy.inherit == "none":
         kept: dict[str, str] = {}
     elif policy.inherit == "core":
-        kept = {name: value for name, value in own.items() if name.upper() in CORE_NAMES}
+        kept = {name: value for name, value in own.items() if _upper(name) in CORE_NAMES}
     else:
         kept = dict(own)
     # What is not UTF-8 cannot be named by a policy, so it is not inherited either.
@@ -76,6 +76,11 @@ def _inherited(policy: EnvPolicy, own: Mapping[str, str]) -> dict[str, str]:
         included = _matcher(policy.include_only)
         kept = {name: value for name, value in kept.items() if included.fullmatch(name)}
     return kept
+
+
+def _upper(name: str) -> str:
+    """ASCII letters only: `\u017f`, for one, is no S."""
+    return name.upper() if name.isascii() else name
 
 
 def _is_text(value: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Final
 
 from ... import log
 from ...limits import Limits
@@ -15,6 +16,9 @@ from .tree import TagSpace
 
 __all__ = ["ProcessMachine"]
 
+SPAWN_TIMEOUT: Final = 2.0
+"""Seconds that the end waits for a child that is being started."""
+
 
 class ProcessMachine:
     """One per server, or per local environment."""
@@ -26,13 +30,13 @@ class ProcessMachine:
         self.spawner = Worker(loop, "exec-server-spawn")
         self.killer = Worker(loop, "exec-server-kill")
         self.watcher = ExitWatcher(loop)
-        self.guard = Guard(loop, self.tags.nonce, tree.SESSION_SHIFT)
+        self.guard = Guard(loop, self.spawner, self.tags.nonce, tree.SESSION_SHIFT)
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             log.warning("SIGCHLD is ignored in this process, so the kernel keeps no exit codes for it")
 
     def close(self) -> None:
         """Kill everything that was ever started here, and let go of the threads and the guardian."""
+        self.spawner.stop(SPAWN_TIMEOUT)  # nobody is born after the last look
         tree.kill_tagged(self.tags.contains)
-        self.spawner.close()
         self.killer.close()
         self.guard.stop()

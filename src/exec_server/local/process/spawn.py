@@ -20,7 +20,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from ...wire.errors import RpcError, internal_error, os_error_text
-from . import descriptors, tree
+from . import descriptors
+from .tree import tagged
 
 __all__ = ["SpawnSpec", "Spawned", "spawn"]
 
@@ -150,14 +151,10 @@ def _start(spec: SpawnSpec, actions: _Actions) -> int:
     _libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID))
     _libc.posix_spawnattr_setsigdefault(attributes, _ALL_SIGNALS)
     _libc.posix_spawnattr_setsigmask(attributes, _NO_SIGNALS)
-    before = tree.current()
     try:
-        if spec.tag is not None:
-            tree.set_current((spec.tag, before[1]))
-        return _try_candidates(spec, actions, attributes, argv, env)
+        with tagged(spec.tag):
+            return _try_candidates(spec, actions, attributes, argv, env)
     finally:
-        if spec.tag is not None:
-            tree.set_current(before)
         _libc.posix_spawnattr_destroy(attributes)
 
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from _thread import allocate_lock
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 __all__ = [
@@ -24,10 +26,9 @@ __all__ = [
     "SUPPORTED",
     "SessionTags",
     "TagSpace",
-    "current",
     "kill_tagged",
     "processes",
-    "set_current",
+    "tagged",
 ]
 
 SUPPORTED: Final = sys.platform == "linux" and hasattr(os, "pidfd_open")
@@ -45,11 +46,11 @@ if sys.platform == "linux":
 
     _RTTIME = resource.RLIMIT_RTTIME
 
-    def current() -> tuple[int, int]:
+    def _current() -> tuple[int, int]:
         """This process's own limit, to restore after a spawn."""
         return resource.getrlimit(_RTTIME)
 
-    def set_current(limit: tuple[int, int]) -> None:
+    def _set_current(limit: tuple[int, int]) -> None:
         """Set this process's own limit, for the next child to inherit."""
         resource.setrlimit(_RTTIME, limit)
 
@@ -68,15 +69,34 @@ if sys.platform == "linux":
 
 else:
 
-    def current() -> tuple[int, int]:
+    def _current() -> tuple[int, int]:
         return (-1, -1)
 
-    def set_current(limit: tuple[int, int]) -> None:
+    def _set_current(limit: tuple[int, int]) -> None:
         del limit
 
     def _tag_of(pid: int) -> int:
         del pid
         return -1
+
+
+_tagging = allocate_lock()
+"""Limits belong to the whole process, so only one thread at a time may borrow them."""
+
+
+@contextmanager
+def tagged(tag: int | None) -> Iterator[None]:
+    """What is spawned inside carries the tag; with None, none of ours."""
+    with _tagging:
+        if tag is None:
+            yield
+            return
+        before = _current()
+        _set_current((tag, before[1]))
+        try:
+            yield
+        finally:
+            _set_current(before)
 
 
 class TagSpace:
@@ -151,11 +171,13 @@ def processes() -> Iterator[tuple[int, int]]:
 def kill_tagged(matches: Callable[[int], bool], sig: int = signal.SIGKILL) -> int:
     """Signal every live process whose tag matches, and those they start meanwhile; how many there were."""
     signalled: dict[int, int] = {}
+    own = os.getpid()
     try:
         for _ in range(_MAX_ROUNDS):
             fresh = 0
             for pid, tag in processes():
-                if pid in signalled or not matches(tag):
+                # This very process carries a tag for a moment while it spawns.
+                if pid in signalled or pid == own or not matches(tag):
                     continue
                 pidfd = _open_if(pid, matches)
                 if pidfd is not None:

@@ -1,0 +1,374 @@
+"""The client against real servers: one suite, every transport."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import exec_server
+from exec_server import Client, Closed, Exited, Output
+from exec_server.client.rpc import MAX_CALLS
+from support.machine import gone, running, sleep_forever
+from support.server import COMMAND, RunningServer
+
+Scenario = Callable[[Client], Awaitable[None]]
+Run = Callable[[Scenario], None]
+
+
+@pytest.fixture(params=["local", "websocket", "unix", "stdio"])
+def target(
+    request: pytest.FixtureRequest, server: RunningServer, tmp_path: Path
+) -> Iterator[str | list[str] | None]:
+    """Something to connect to."""
+    with ExitStack() as stack:
+        if request.param == "local":
+            yield None
+        elif request.param == "websocket":
+            yield server.url
+        elif request.param == "stdio":
+            yield [COMMAND, "--listen", "stdio"]
+        else:
+            path = f"unix://{tmp_path}/sock"
+            yield stack.enter_context(RunningServer(listen=path)).url
+
+
+@pytest.fixture
+def run(target: str | list[str] | None) -> Run:
+    """Run a scenario with a client."""
+
+    def go(scenario: Scenario) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(30):
+                async with exec_server.connect(target) as client:
+                    await scenario(client)
+
+        asyncio.run(main())
+
+    return go
+
+
+def test_run_gives_output_and_exit_code(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        done = await client.run(["sh", "-c", "printf out; printf err >&2; exit 7"])
+        assert (done.stdout, done.stderr, done.exit_code) == (b"out", b"err", 7)
+        assert not done.truncated
+
+    run(scenario)
+
+
+def test_input_goes_through_whole(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        data = os.urandom(1_000_000)
+        done = await client.run(["cat"], data=data)
+        assert done.stdout == data
+
+    run(scenario)
+
+
+def test_large_output_loses_nothing(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        process = await client.start(
+            ["sh", "-c", "i=0; while [ $i -lt 300000 ]; do echo $i; i=$((i+1)); done"]
+        )
+        text = b"".join([chunk.data async for chunk in process.output()])
+        assert text.split() == [b"%d" % number for number in range(300000)]
+
+    run(scenario)
+
+
+def test_a_slow_reader_makes_only_its_own_process_wait(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        size = 40_000_000
+        slow = await client.start(["head", "-c", str(size), "/dev/zero"])
+        events = slow.output()
+        first = await anext(events)
+        # Nobody reads `slow` now; everything else still works, and its process is made to wait.
+        for _ in range(5):
+            assert (await client.run(["echo", "hi"])).stdout == b"hi\n"
+        assert not slow.ended
+        rest = sum([len(chunk.data) async for chunk in events])
+        assert len(first.data) + rest == size
+
+    run(scenario)
+
+
+def test_waiting_without_reading_does_not_hang(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        process = await client.start(["head", "-c", "30000000", "/dev/zero"])
+        assert (await process.wait()).exit_code == 0
+
+    run(scenario)
+
+
+def test_events_come_to_several_readers(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        process = await client.start(["sh", "-c", "echo one; read x; echo $x"], stdin=True)
+        readers = [asyncio.ensure_future(_all(process)) for _ in range(3)]
+        await process.write(b"two\n")
+        await process.wait()
+        readers.append(asyncio.ensure_future(_all(process)))
+        for events in await asyncio.gather(*readers):
+            assert b"".join(event.data for event in events if isinstance(event, Output)) == b"one\ntwo\n"
+            assert [event.seq for event in events] == list(range(1, len(events) + 1))
+            assert isinstance(events[-1], Closed)
+            assert sum(isinstance(event, Exited) for event in events) == 1
+
+    run(scenario)
+
+
+async def _all(process: Any) -> list[Any]:
+    return [event async for event in process.events()]
+
+
+def test_a_late_reader_catches_up_from_the_server(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        process = await client.start(["sh", "-c", "i=0; while [ $i -lt 900 ]; do echo $i; i=$((i+1)); done"])
+        first = [event async for event in process.output()]
+        late = [event async for event in process.output()]
+        assert b"".join(event.data for event in late) == b"".join(event.data for event in first)
+
+    run(scenario)
+
+
+def test_output_that_is_gone_is_reported_lost(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        process = await client.start(["head", "-c", "8000000", "/dev/zero"])
+        await process.wait()
+        with pytest.raises(exec_server.OutputLost):
+            async for _ in process.events():
+                pass
+
+    run(scenario)
+
+
+def test_a_terminal(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        async with await client.start(
+            ["sh", "-c", "stty size; stty -echo; read x; stty size; echo got $x"], tty=True, rows=11, cols=22
+        ) as process:
+            reader = process.output()
+            assert (await anext(reader)).data.startswith(b"11 22")
+            await process.resize(33, 44)
+            await process.write(b"hello\n")
+            text = b"".join([chunk.data async for chunk in reader])
+            assert b"33 44\r\ngot hello\r\n" in text
+
+    run(scenario)
+
+
+def test_signals_and_termination(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        script = "trap 'echo usr; exit 4' USR1; echo ready; while :; do sleep 0.05; done"
+        process = await client.start(["sh", "-c", script])
+        reader = process.output()
+        await anext(reader)
+        await process.signal("SIGUSR1")
+        assert [chunk.data async for chunk in reader if chunk.stream == "stdout"] == [b"usr\n"]
+        assert (await process.wait()).exit_code == 4
+
+        marker = sleep_forever()
+        tree = f"setsid sleep {marker} & (setsid sleep {marker} &); sleep {marker} & echo ready; wait"
+        process = await client.start(["sh", "-c", tree])
+        await anext(process.output())
+        assert await process.terminate() == 4
+        assert (await process.wait()).exit_code == 137
+        gone(marker)
+
+        process = await client.start(
+            ["sh", "-c", "trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done"]
+        )
+        await anext(process.output())
+        await process.terminate(grace=10)
+        assert (await process.wait()).exit_code == 9
+
+    run(scenario)
+
+
+def test_leaving_the_context_leaves_nothing_behind(target: Any) -> None:
+    marker = sleep_forever()
+
+    async def main() -> None:
+        async with exec_server.connect(target) as client:
+            await client.start(["sleep", marker])
+            await client.start(["sh", "-c", f"setsid sleep {marker} & wait"])
+            async with await client.start(["sleep", marker]):
+                pass
+            while len(running(marker)) < 3:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    gone(marker)
+
+
+def test_a_cancelled_start_leaves_nothing_behind(run: Run) -> None:
+    marker = sleep_forever()
+
+    async def scenario(client: Client) -> None:
+        task = asyncio.ensure_future(client.start(["sleep", marker]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await client.call("environment/status", None, dict[str, str])
+        await asyncio.to_thread(gone, marker)
+
+    run(scenario)
+
+
+def test_timeouts_kill_and_tell(run: Run) -> None:
+    marker = sleep_forever()
+
+    async def scenario(client: Client) -> None:
+        with pytest.raises(exec_server.CommunicateTimeout) as caught:
+            await client.run(["sh", "-c", f"echo begun; sleep {marker}"], timeout=0.5)
+        assert isinstance(caught.value, TimeoutError)
+        assert caught.value.output is not None
+        assert caught.value.output.stdout == b"begun\n"
+        process = await client.start(["sleep", marker])
+        with pytest.raises(TimeoutError):
+            await process.wait(0.01)
+        assert not process.ended
+
+    run(scenario)
+    gone(marker)
+
+
+def test_read_snapshot_and_collect(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        process = await client.start(["sh", "-c", "echo one; read x; echo two; read x"], stdin=True)
+        first = await process.read(wait=10)
+        assert first.chunks[0].data == b"one\n"
+        assert not first.exited
+        assert (await process.collect(0.05)).data == b"one\n"
+        assert (await process.collect(0.01)).data == b""
+        await process.write(b"\n")
+        collected = await process.collect(0.5)
+        assert collected.data == b"two\n"
+        assert not collected.exited
+        snapshot = await process.snapshot()
+        assert (snapshot.stdout, snapshot.running, snapshot.truncated) == (b"one\ntwo\n", True, False)
+        await process.close_stdin()
+        ended = await process.collect(10)
+        assert ended.exited
+        assert ended.exit_code == 1
+        assert (await process.snapshot()).exit_code == 1
+
+    run(scenario)
+
+
+def test_errors_say_who_was_wrong(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        with pytest.raises(exec_server.ServerRejected) as caught:
+            await client.start(["/no/such/program"])
+        assert caught.value.code == -32603
+        assert "No such file or directory" in caught.value.message
+        with pytest.raises(TypeError):
+            await client.start("ls -l")
+        process = await client.start(["true"])
+        with pytest.raises(exec_server.StdinClosed):
+            await process.write(b"x")
+        await process.wait()
+        with pytest.raises(exec_server.ServerRejected):
+            await client.call("no/such/method", None, dict[str, str])
+
+    run(scenario)
+
+
+def test_an_environment_is_inherited_given_or_both(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        inherited = (await client.run(["env"])).stdout
+        assert b"PATH=" in inherited
+        assert (await client.run(["/usr/bin/env"], env={"A": "1"})).stdout == b"A=1\n"
+        assert (await client.run(["pwd"], cwd="/usr/bin")).stdout == b"/usr/bin\n"
+        assert (await client.run(["pwd"], cwd="file:///usr/lib")).stdout == b"/usr/lib\n"
+
+    run(scenario)
+
+
+def test_listing(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        process = await client.start(["sleep", "30"], process_id="mine")
+        (listed,) = [entry for entry in await client.list() if entry.process_id == "mine"]
+        assert listed.argv == ["sleep", "30"]
+        assert listed.state == "running"
+        assert listed.pid is not None
+        assert any(entry.process_id == "mine" for entry in await client.list(everybody=True))
+        with pytest.raises(ValueError, match="already registered"):
+            await client.start(["true"], process_id="mine")
+        await process.terminate()
+
+    run(scenario)
+
+
+def test_calls_in_flight_are_bounded(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        process = await client.start(["sleep", "30"])
+        wait = {"processId": process.id, "waitMs": 20000}
+        waits = [
+            asyncio.ensure_future(client.call("process/wait", wait, dict[str, Any])) for _ in range(MAX_CALLS)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(exec_server.TooManyCalls, match="limit of 1024 pending requests"):
+            await client.call("environment/status", None, dict[str, str])
+        await process.terminate()
+        for result in await asyncio.gather(*waits):
+            assert result["exitCode"] == 137
+
+    run(scenario)
+
+
+def test_a_server_that_dies_fails_everything_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        client = await exec_server.connect([COMMAND, "--listen", "stdio"])
+        process = await client.start(["sleep", "30"])
+        pid = int((await client.run(["sh", "-c", "echo $PPID"])).stdout)
+        os.kill(pid, 9)
+        with pytest.raises(exec_server.ProcessFailed, match="transport disconnected"):
+            await process.wait(10)
+        with pytest.raises(exec_server.ConnectionLost):
+            await client.start(["true"])
+        assert (await process.read()).failure is not None
+        await client.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "text"),
+    [
+        ("http://127.0.0.1:1", exec_server.ExecServerError, "expected ws://HOST:PORT"),
+        ("ws://127.0.0.1:1", OSError, "failed to connect to exec-server websocket"),
+        ("unix:///no/such/socket", OSError, "failed to connect"),
+        (["/no/such/server"], exec_server.ExecServerError, "failed to spawn exec-server"),
+        (["/bin/true"], exec_server.ConnectionLost, "transport disconnected"),
+    ],
+)
+def test_connections_that_cannot_be(target: Any, error: type[Exception], text: str) -> None:
+    async def main() -> None:
+        async with exec_server.connect(target):
+            raise AssertionError("connected")
+
+    with pytest.raises(error, match=text):
+        asyncio.run(main())
+
+
+def test_a_token_opens_the_door(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("sesame\n")
+    with RunningServer("--ws-auth", "capability-token", "--ws-token-file", str(token)) as server:
+
+        async def main() -> None:
+            with pytest.raises(OSError, match="HTTP 401 missing websocket bearer token"):
+                await exec_server.connect(server.url)
+            with pytest.raises(OSError, match="HTTP 401 invalid websocket bearer token"):
+                await exec_server.connect(server.url, token="wrong")
+            async with exec_server.connect(server.url, token="sesame") as client:
+                assert (await client.run(["echo", "in"])).stdout == b"in\n"
+
+        asyncio.run(main())

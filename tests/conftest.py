@@ -1,0 +1,88 @@
+"""Fixtures: servers and connections to them. What they do is in support/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from support.rpc import Peer, StdioPeer, WebSocketPeer
+from support.server import RunningServer
+
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long runs last."""
+    items.sort(key=lambda item: item.get_closest_marker("soak") is not None)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """A listening server with the default settings, shared by all tests of this worker."""
+    with RunningServer("--detach-ttl", "5") as running:
+        yield running
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., RunningServer]]:
+    """Start servers with settings of their own."""
+    with ExitStack() as stack:
+        yield lambda *arguments, **options: stack.enter_context(RunningServer(*arguments, **options))
+
+
+@pytest.fixture
+def connect(server: RunningServer) -> Iterator[Callable[..., WebSocketPeer]]:
+    """Open connections, to the shared server unless another is named; not yet initialized."""
+    with ExitStack() as stack:
+
+        def open_one(to: RunningServer = server, **options: Any) -> WebSocketPeer:
+            return stack.enter_context(WebSocketPeer(to.url, to.pid, **options))
+
+        yield open_one
+
+
+@pytest.fixture
+def start_stdio() -> Iterator[Callable[..., StdioPeer]]:
+    """Start servers on stdio."""
+    with ExitStack() as stack:
+        yield lambda *arguments, **options: stack.enter_context(StdioPeer(*arguments, **options))
+
+
+@pytest.fixture(params=["websocket", "stdio"])
+def new_peer(
+    request: pytest.FixtureRequest,
+    connect: Callable[..., WebSocketPeer],
+    start_server: Callable[..., RunningServer],
+    start_stdio: Callable[..., StdioPeer],
+) -> Callable[..., Peer]:
+    """Make a connection to a server with the given arguments, over either transport; not yet initialized."""
+
+    def make(*arguments: str, env: dict[str, str] | None = None) -> Peer:
+        if request.param == "stdio":
+            return start_stdio(*arguments, env=env)
+        if not arguments and env is None:
+            return connect()
+        return connect(start_server(*arguments, env=env))
+
+    return make
+
+
+@pytest.fixture
+def peer(new_peer: Callable[..., Peer]) -> Peer:
+    """A connection that is ready, over either transport."""
+    ready = new_peer()
+    ready.initialize()
+    return ready
+
+
+@pytest.fixture
+def ws(connect: Callable[..., WebSocketPeer]) -> WebSocketPeer:
+    """A WebSocket connection that is ready."""
+    ready = connect()
+    ready.initialize()
+    return ready
