@@ -49,6 +49,7 @@ Who may connect:
 Limits:
   --concurrent-requests N      requests of one connection that may wait at once (default 1024)
   --detach-ttl SECONDS         how long a session without a connection is kept (default 30)
+  --retention SECONDS          how long a process that has ended can still be read (default 30)
   --retain-output BYTES        newest output kept per process (default 1048576)
   --max-processes N            processes of one session at once (default no limit)
   --shutdown-grace SECONDS     between SIGTERM and SIGKILL at the end (default 0)
@@ -123,6 +124,7 @@ VALUED: Final[dict[str, Callable[[str, str], Any]]] = {
     "--allow-origin": _text,
     "--concurrent-requests": _positive,
     "--detach-ttl": _seconds,
+    "--retention": _seconds,
     "--retain-output": _positive,
     "--max-processes": _positive,
     "--shutdown-grace": _seconds,
@@ -235,6 +237,7 @@ def _limits(values: dict[str, Any]) -> Limits:
     settings = {
         "waiting_requests": values.get("--concurrent-requests"),
         "detach_ttl": values.get("--detach-ttl"),
+        "retention": values.get("--retention"),
         "retained_output": values.get("--retain-output"),
         "max_processes": values.get("--max-processes"),
         "shutdown_grace": values.get("--shutdown-grace"),

@@ -21,6 +21,7 @@ _WSProtocol: Final[Any] = vars(compiled)["WSProtocol"]
 
 _TEXT: Final = WSMsgType.TEXT
 _BINARY: Final = WSMsgType.BINARY
+_FRAME_7: Final = struct.Struct("!BB").pack
 _FRAME_16: Final = struct.Struct("!BBH").pack
 _FRAME_64: Final = struct.Struct("!BBQ").pack
 VECTOR_BYTES: Final = 8 * 1024
@@ -61,6 +62,10 @@ class WebSocketChannel(WSListener):
         self._early: list[tuple[bool, bytes]] = []
         self._closed_reason: str | None = None
         self._reason = "the peer closed the connection"
+        self._loop = asyncio.get_running_loop()
+        self._outbox: list[bytes] = []
+        self._in_frame = False
+        self._flush_planned = False
         self._pinger: asyncio.TimerHandle | None = None
 
     # What receivers use --------------------------------------------------------------------------
@@ -75,23 +80,45 @@ class WebSocketChannel(WSListener):
             receiver.channel_closed(self._closed_reason)
 
     def send(self, message: bytes) -> None:
-        if len(message) >= VECTOR_BYTES:
-            self.send_parts(b"", message, b"", binary=False)
-        elif self._transport is not None:
-            self._transport.send(_TEXT, message)
+        if self._transport is None:
+            return
+        if not self._server_side:
+            self._transport.send(_TEXT, message)  # masked, so it is copied anyway
+            return
+        size = len(message)
+        if size >= VECTOR_BYTES:
+            self._outbox += (_frame(0x81, size), message)
+            self._flush()
+            return
+        self._outbox.append(_frame(0x81, size) + message)
+        if not self._in_frame and not self._flush_planned:
+            # What else is said in this turn of the loop goes out with it.
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
 
     def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
-        transport = self._transport
-        if transport is None:
+        if self._transport is None:
             return
         size = len(head) + len(body) + len(tail)
-        if size < VECTOR_BYTES or not self._server_side:
-            transport.send(_BINARY if binary else _TEXT, b"%b%b%b" % (head, body, tail))
-            return
-        # A frame of a server is a header and the payload as it is, so the parts can go as they are.
-        opcode = 0x82 if binary else 0x81
-        frame = _FRAME_16(opcode, 126, size) if size < 65536 else _FRAME_64(opcode, 127, size)
-        transport.underlying_transport.writelines([frame + head, body, tail])
+        if not self._server_side:
+            self._transport.send(_BINARY if binary else _TEXT, b"%b%b%b" % (head, body, tail))
+        elif size < VECTOR_BYTES and not binary:
+            self.send(b"%b%b%b" % (head, body, tail))
+        else:
+            # A frame of a server is a header and the payload as it is, so the parts can go as they are.
+            self._outbox += (_frame(0x82 if binary else 0x81, size) + head, body, tail)
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        outbox = self._outbox
+        if outbox:
+            self._outbox = []
+            if self._transport is not None:
+                if len(outbox) == 1:
+                    self._transport.underlying_transport.write(outbox[0])
+                else:
+                    self._transport.underlying_transport.writelines(outbox)
 
     def unsent(self) -> int:
         transport = self._transport
@@ -107,6 +134,7 @@ class WebSocketChannel(WSListener):
 
     def close(self) -> None:
         if self._transport is not None:
+            self._flush()
             self._transport.send_close()
             self._transport.disconnect()
 
@@ -125,6 +153,16 @@ class WebSocketChannel(WSListener):
             self.opened.set_result(None)
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
+        self._in_frame = True
+        try:
+            self._take_frame(transport, frame)
+        finally:
+            # Answers to all that came in one read go out in one write.
+            if frame.last_in_buffer:
+                self._in_frame = False
+                self._flush()
+
+    def _take_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         kind = frame.msg_type
         if frame.rsv1 or frame.rsv2 or frame.rsv3:
             self._violation("reserved bits are set, but no extension was agreed on")
@@ -146,6 +184,8 @@ class WebSocketChannel(WSListener):
                 self._parts.clear()
                 self._parts_size = 0
                 self._deliver(self._parts_type, message)
+        elif kind == WSMsgType.PING:
+            transport.send_pong(frame.get_payload_as_bytes())
         elif kind == WSMsgType.CLOSE:
             transport.send_close(frame.get_close_code())
             transport.disconnect()
@@ -208,6 +248,13 @@ class WebSocketChannel(WSListener):
             self._plan_ping()
 
 
+def _frame(opcode: int, size: int) -> bytes:
+    """The header of an unmasked frame."""
+    if size < 126:
+        return _FRAME_7(opcode, size)
+    return _FRAME_16(opcode, 126, size) if size < 65536 else _FRAME_64(opcode, 127, size)
+
+
 def make_protocol(channel: WebSocketChannel, *, host: str | None, path: str, headers: dict[str, str]) -> Any:
     """The picows half of a channel: a client when it has a host, a server when not."""
     return _WSProtocol(
@@ -222,7 +269,7 @@ def make_protocol(channel: WebSocketChannel, *, host: str | None, path: str, hea
         10,
         10,
         compiled.WSAutoPingStrategy.PING_WHEN_IDLE,
-        True,
+        False,  # pongs are ours, so that every frame comes through on_ws_frame
         MAX_FRAME_BYTES,
         headers,
         _READ_BUFFER_BYTES,

@@ -39,6 +39,7 @@ __all__ = [
     "WalkParams",
     "WriteBlockParams",
     "WriteFileParams",
+    "base64_problem",
     "content_result",
     "decode_base64",
     "directory_result",
@@ -351,7 +352,7 @@ decode_copy: Final = Decoder(
 )
 _decode_walk_options: Final = Decoder(
     WalkOptions,
-    "FsWalkOptions",
+    "WalkOptions",
     ("max_depth", "max_directories", "max_entries", "follow_directory_symlinks"),
     max_depth=_usize,
     max_directories=_usize,
@@ -499,15 +500,16 @@ def decode_base64(text: str) -> bytes:
     try:
         data = pybase64.b64decode(text, validate=True)
     except ValueError:
-        raise BadBase64(_base64_problem(text)) from None
+        raise BadBase64(base64_problem(text)) from None
     if text.endswith("="):
         rest = len(data) % 3
         if pybase64.b64encode_as_string(data[-rest:]) != text[-4:]:
-            raise BadBase64(_base64_problem(text))
+            raise BadBase64(base64_problem(text))
     return data
 
 
-def _base64_problem(text: str) -> str:
+def base64_problem(text: str) -> str:
+    """What is wrong with a text that is not base64."""
     raw = text.encode("utf-8", "surrogatepass")
     rest = len(raw) % 4
     if rest == 1 and raw[-1] != _PADDING and raw[-1] not in _ALPHABET:

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import struct
+from functools import lru_cache
 from typing import Any, Final
 
 __all__ = [
@@ -35,6 +36,7 @@ _SYS_OPENAT2: Final = 437
 
 _STATX_BTIME: Final = 0x800
 _STATX_BYTES: Final = 256
+_MASK = struct.Struct("=I")
 _BTIME = struct.Struct("=qI")
 _BTIME_OFFSET: Final = 80
 _HOW = struct.Struct("=QQQ")
@@ -55,11 +57,15 @@ _renameat2: Final = _function("renameat2")
 
 def openat2(path: bytes, flags: int, resolve: int) -> int:
     """A descriptor of an absolute path. Only for what cannot wait: the interpreter lock is held."""
-    how = ctypes.create_string_buffer(_HOW.pack(flags | os.O_CLOEXEC, 0, resolve), _HOW.size)
-    descriptor: int = _syscall(_SYS_OPENAT2, AT_FDCWD, path, how, _HOW.size)
+    descriptor: int = _syscall(_SYS_OPENAT2, AT_FDCWD, path, _how(flags, resolve), _HOW.size)
     if descriptor < 0:
         raise _last_error()
     return descriptor
+
+
+@lru_cache(maxsize=16)
+def _how(flags: int, resolve: int) -> Any:
+    return ctypes.create_string_buffer(_HOW.pack(flags | os.O_CLOEXEC, 0, resolve), _HOW.size)
 
 
 def birth_time_ms(path: bytes, *, dir_fd: int | None = None, follow: bool = True) -> int:
@@ -70,9 +76,9 @@ def birth_time_ms(path: bytes, *, dir_fd: int | None = None, follow: bool = True
     flags = AT_EMPTY_PATH | (0 if follow else AT_SYMLINK_NOFOLLOW)
     if _statx(AT_FDCWD if dir_fd is None else dir_fd, path, flags, _STATX_BTIME, buffer) != 0:
         return 0
-    if not int.from_bytes(buffer.raw[:4], "little") & _STATX_BTIME:
+    if not _MASK.unpack_from(buffer)[0] & _STATX_BTIME:
         return 0
-    seconds, nanoseconds = _BTIME.unpack_from(buffer.raw, _BTIME_OFFSET)
+    seconds, nanoseconds = _BTIME.unpack_from(buffer, _BTIME_OFFSET)
     return int(seconds * 1000 + nanoseconds // 1_000_000)
 
 

@@ -72,7 +72,7 @@ class Turn:
     """What a call knows of its place: how to leave the lane, and whether anybody still waits."""
 
     def leave(self, *real_paths: bytes | None) -> None:
-        """Let others pass. `real_paths` are what is touched with every link resolved, where known."""
+        """Let others pass; the first call counts. `real_paths` are what is touched with every link resolved, where known."""
 
     def check(self) -> None:
         """Raise Abandoned when the answer is no longer wanted. For loops that may be long."""
@@ -90,6 +90,7 @@ class _Job(Turn):
         "blockers",
         "followers",
         "lane",
+        "left",
         "number",
         "parked",
         "pending",
@@ -99,7 +100,12 @@ class _Job(Turn):
     )
 
     def __init__(
-        self, lane: Lane, number: int, touches: tuple[Touch, ...], work: Callable[..., Any], args: tuple[Any, ...]
+        self,
+        lane: Lane,
+        number: int,
+        touches: tuple[Touch, ...],
+        work: Callable[..., Any],
+        args: tuple[Any, ...],
     ) -> None:
         self.lane = lane
         self.number = number
@@ -109,6 +115,7 @@ class _Job(Turn):
         self.pending: Pending[Any] = Pending(self.abandon)
         self.started = 0.0
         self.abandoned = False
+        self.left = False
         self.aside = False
         self.parked = False
         self.blockers: set[_Job] = set()
@@ -122,21 +129,23 @@ class _Job(Turn):
             raise Abandoned
 
     def leave(self, *real_paths: bytes | None) -> None:
+        if self.left:
+            return
+        self.left = True
         known = [touch.path for touch in self.touches]
-        changes = any(touch.writes for touch in self.touches)
         more = [path for path in real_paths if path is not None and path not in known]
-        self.touches += writes(*more) if changes else reads(*more)
+        self.touches += writes(*more) if self.changes else reads(*more)
         self.lane._leave(self)
 
     def resolve(self) -> None:
         """Add the real paths of what is touched. May block."""
         known = {touch.path for touch in self.touches}
         for touch in self.touches:
-            if touch.path.startswith(b"/"):
-                real = os.path.realpath(touch.path)
-                if real not in known:
-                    known.add(real)
-                    self.touches += (Touch(real, touch.writes),)
+            named = touch.path.startswith(b"/")
+            real = os.path.realpath(touch.path) if named else self.lane.where(touch.path)
+            if real is not None and real not in known:
+                known.add(real)
+                self.touches += (Touch(real, touch.writes),)
 
     @property
     def changes(self) -> bool:
@@ -161,8 +170,12 @@ def _related(one: bytes, other: bytes) -> bool:
 class Lane:
     """The file calls of one connection."""
 
-    def __init__(self, loop: Loop, pool: Pool = POOL) -> None:
+    def __init__(
+        self, loop: Loop, pool: Pool = POOL, where: Callable[[bytes], bytes | None] = lambda _: None
+    ) -> None:
         self._loop = loop
+        self.where = where
+        """The real path of something that calls touch under another name than a path."""
         self._pool = pool
         self._lock = Lock()
         self._queue: deque[_Job] = deque()
@@ -287,36 +300,29 @@ class Lane:
             self._draining = False
 
     def _run(self, job: _Job) -> None:
-        settle: Callable[[Any], None]
-        outcome: Any
-        if job.abandoned:
-            settle, outcome = job.pending.fail, Abandoned()
-        else:
-            try:
-                settle, outcome = job.pending.resolve, job.work(*job.args, job)
-            except OSError as error:
-                settle, outcome = job.pending.fail, failure(error)
-            except BaseException as error:
-                settle, outcome = job.pending.fail, error
-        job.args = ()
-        ready: list[_Job] = []
-        with self._lock:
-            if job.aside:
-                self._aside.discard(job)
-                self._running_aside -= 1
-                ready = self._release(job)
-            self._settled.append((settle, outcome))
-            wake = not self._waking
-            self._waking = True
-        if wake:
-            try:
-                self._loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:
-                pass  # the loop is closed; nobody is waiting
-        for follower in ready[1:]:
-            self._pool.run(self._run, follower)
-        if ready:
-            self._run(ready[0])
+        """Do it, and then what waited for it."""
+        todo: _Job | None = job
+        while todo is not None:
+            settle, outcome = _outcome(todo)
+            todo.args = ()
+            ready: list[_Job] = []
+            with self._lock:
+                if todo.aside:
+                    self._aside.discard(todo)
+                    self._running_aside -= 1
+                    ready = self._release(todo)
+                self._settled.append((settle, outcome))
+                wake = not self._waking
+                self._waking = True
+            del settle, outcome
+            if wake:
+                try:
+                    self._loop.call_soon_threadsafe(self._deliver)
+                except RuntimeError:
+                    pass  # the loop is closed; nobody is waiting
+            for follower in ready[1:]:
+                self._pool.run(self._run, follower)
+            todo = ready[0] if ready else None
 
     def _release(self, job: _Job) -> list[_Job]:
         """With the lock held: those that waited for this one alone may run now."""
@@ -330,3 +336,14 @@ class Lane:
                 ready.append(follower)
         job.followers.clear()
         return ready
+
+
+def _outcome(job: _Job) -> tuple[Callable[[Any], None], Any]:
+    if job.abandoned:
+        return job.pending.fail, Abandoned()
+    try:
+        return job.pending.resolve, job.work(*job.args, job)
+    except OSError as error:
+        return job.pending.fail, failure(error)
+    except BaseException as error:
+        return job.pending.fail, error

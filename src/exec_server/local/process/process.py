@@ -43,6 +43,11 @@ TERMINAL_READ_BYTES: Final = 4096
 DRAIN_BYTES: Final = 1024 * 1024
 """Read at most this much more when the child has exited: what a pipe can hold."""
 
+PIPE_BYTES: Final = 1024 * 1024
+"""Size asked for a pipe that carries heavy output: fewer wake-ups."""
+
+F_SETPIPE_SZ: Final = getattr(fcntl, "F_SETPIPE_SZ", 1031)
+
 UNKNOWN_EXIT: Final = -1
 """The exit code when the kernel could not be asked for the real one."""
 
@@ -77,13 +82,14 @@ class Listener(Protocol):
 class _Stream:
     """One descriptor a child writes to."""
 
-    __slots__ = ("fd", "name", "process", "reading", "terminal")
+    __slots__ = ("enlarged", "fd", "name", "process", "reading", "terminal")
 
     def __init__(self, process: ManagedProcess, name: StreamName, fd: int) -> None:
         self.process = process
         self.name: StreamName = name
         self.fd = fd
         self.terminal = name == "pty"
+        self.enlarged = False
         self.reading = False
 
     def pump(self) -> None:
@@ -121,7 +127,17 @@ class _Stream:
             return None, False
         except OSError:
             return b"", False
+        if len(data) == MAX_OUTPUT_CHUNK_BYTES and not self.enlarged:
+            self._enlarge()
         return data, True
+
+    def _enlarge(self) -> None:
+        """The pipe was full: give it more room, so that child and server wait for each other less."""
+        self.enlarged = True
+        try:
+            fcntl.fcntl(self.fd, F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:
+            pass  # the account's share of pipe memory is used up; a small pipe works too
 
     def _read_terminal(self) -> tuple[bytes | None, bool]:
         parts: list[bytes] = []

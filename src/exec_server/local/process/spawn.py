@@ -28,10 +28,6 @@ __all__ = ["SpawnSpec", "Spawned", "spawn"]
 DEFAULT_PATH: Final = "/usr/local/bin:/bin:/usr/bin"
 """Where a bare name is looked for when the child has no PATH."""
 
-PIPE_BYTES: Final = 1024 * 1024
-"""Size asked for the pipes that carry output: fewer wake-ups on heavy output."""
-
-_F_SETPIPE_SZ: Final = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 _SETSIGDEF: Final = 0x04
 _SETSIGMASK: Final = 0x08
 _SETSID: Final = 0x400 if sys.platform == "darwin" else 0x80
@@ -116,7 +112,6 @@ def _spawn_on_pipes(spec: SpawnSpec, owned: list[int], handed: list[int], action
         ours, theirs = _pipe()
         owned.append(ours)
         handed.append(theirs)
-        _enlarge(ours)
         outputs.append((name, ours))
         actions.duplicate(theirs, target)
     for fd in owned:
@@ -234,13 +229,6 @@ def _above_standard(fd: int) -> int:
     moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
     os.close(fd)
     return moved
-
-
-def _enlarge(fd: int) -> None:
-    try:
-        fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_BYTES)
-    except OSError:
-        pass  # the account's share of pipe memory is used up; a small pipe works too
 
 
 def _watchable(pid: int) -> int | None:

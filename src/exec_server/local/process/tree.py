@@ -169,25 +169,34 @@ def processes() -> Iterator[tuple[int, int]]:
 
 
 def kill_tagged(matches: Callable[[int], bool], sig: int = signal.SIGKILL) -> int:
-    """Signal every live process whose tag matches, and those they start meanwhile; how many there were."""
-    signalled: dict[int, int] = {}
+    """Signal every live process whose tag matches, and those they start meanwhile; how many there were.
+
+    The first time everybody is found before anybody is signalled: the death of one (the leader of a
+    terminal's session, say) may take others along, and they count too.
+    """
+    found: dict[int, int] = {}
+    spared = 0
     own = os.getpid()
     try:
-        for _ in range(_MAX_ROUNDS):
-            fresh = 0
+        for turn in range(_MAX_ROUNDS):
+            fresh: list[int] = []
             for pid, tag in processes():
                 # This very process carries a tag for a moment while it spawns.
-                if pid in signalled or pid == own or not matches(tag):
+                if pid in found or pid == own or not matches(tag):
                     continue
                 pidfd = _open_if(pid, matches)
                 if pidfd is not None:
-                    signalled[pid] = pidfd
-                    fresh += _send(pidfd, sig)
+                    found[pid] = pidfd
+                    fresh.append(pidfd)
+                    if turn:
+                        spared += not _send(pidfd, sig)
             if not fresh:
                 break
-        return len(signalled)
+            if not turn:
+                spared += sum(not _send(pidfd, sig) for pidfd in fresh)
+        return len(found) - spared
     finally:
-        for pidfd in signalled.values():
+        for pidfd in found.values():
             os.close(pidfd)
 
 
@@ -212,9 +221,12 @@ def _is_dead(pid: int) -> bool:
         return stat.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
 
 
-def _send(pidfd: int, sig: int) -> int:
+def _send(pidfd: int, sig: int) -> bool:
+    """Whether the process is told, or gone."""
     try:
         signal.pidfd_send_signal(pidfd, sig)
+    except ProcessLookupError:
+        return True
     except OSError:
-        return 0  # gone, or another user's
-    return 1
+        return False  # another user's
+    return True

@@ -1,0 +1,73 @@
+"""Reading whole files, and parts of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final
+
+from msgspec import Raw
+
+from ...wire.errors import RpcError, invalid_request
+from ...wire.files import content_result
+from .content import LARGE_BYTES, MAX_READ_BYTES, encode_content
+from .lane import ALONE, Turn
+from .paths import lossy, parent_without_links, real_path
+
+__all__ = ["READ", "open_for_reading", "read_file"]
+
+READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+"""Without waiting: opening a FIFO must not wait for somebody to write to it."""
+
+
+def read_file(path: bytes, follow: bool, turn: Turn = ALONE) -> Raw:
+    """The content of a regular file, encoded."""
+    descriptor = open_for_reading(path, follow)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size > MAX_READ_BYTES:
+            raise _too_large()
+        if size < LARGE_BYTES:
+            data = os.read(descriptor, LARGE_BYTES)
+            if len(data) == size:
+                return content_result(data)
+        turn.leave(real_path(descriptor))
+        result = encode_content(descriptor, 0, size, turn)
+        if os.pread(descriptor, 1, size):
+            # It grows, or is one of those that do not say how large they are.
+            return _read_unmeasured(descriptor, turn)
+        return result
+    finally:
+        os.close(descriptor)
+
+
+def open_for_reading(path: bytes, follow: bool = True) -> int:
+    """A descriptor of a regular file, and of nothing else."""
+    if follow:
+        descriptor = os.open(path, READ)
+        problem = "path `{}` is not a file"
+    else:
+        with parent_without_links(path) as (parent, name):
+            descriptor = os.open(name, READ | os.O_NOFOLLOW, dir_fd=parent)
+        problem = "path is not a regular file"
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise invalid_request(problem.format(lossy(path)))
+    return descriptor
+
+
+def _read_unmeasured(descriptor: int, turn: Turn) -> Raw:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    chunks: list[bytes] = []
+    total = 0
+    while chunk := os.read(descriptor, LARGE_BYTES):
+        turn.check()
+        chunks.append(chunk)
+        total += len(chunk)
+        if total > MAX_READ_BYTES:
+            raise _too_large()
+    return content_result(b"".join(chunks))
+
+
+def _too_large() -> RpcError:
+    return invalid_request(f"file is too large to read: limit is {MAX_READ_BYTES} bytes")
