@@ -38,6 +38,33 @@ def decode_params(params: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(params, kind)
     except msgspec.ValidationError as error:
-        raise invalid_params(str(error).replace("Object missing required field", "missing field")) from None
+        raise invalid_params(_reworded(str(error), kind)) from None
     except (OverflowError, RecursionError) as error:
         raise invalid_params(f"invalid number: {error}") from None
+
+
+def _reworded(text: str, kind: type) -> str:
+    """The decoder's complaint in the words peers of the reference know, where there are such words."""
+    import re
+
+    text = text.replace("Object missing required field", "missing field")
+    unknown = re.fullmatch(r"Invalid enum value '(.*)' - at `\$\.(\w+)`", text, re.DOTALL)
+    if unknown is None:
+        return text
+    choices = [f"`{choice}`" for choice in _choices(kind, unknown[2])]
+    expected = " or ".join(choices) if len(choices) < 3 else f"one of {', '.join(choices)}"
+    return f"unknown variant `{unknown[1]}`, expected {expected}"
+
+
+def _choices(kind: type, name: str) -> list[str]:
+    """What a field of literals may hold."""
+    from typing import get_args, get_type_hints
+
+    position = kind.__struct_encode_fields__.index(name)  # type: ignore[attr-defined]  # kind is a Struct
+    hint = get_type_hints(kind)[kind.__struct_fields__[position]]  # type: ignore[attr-defined]
+    found: list[str] = []
+    todo = [hint]
+    while todo:
+        for argument in get_args(todo.pop()):
+            found.append(argument) if isinstance(argument, str) else todo.append(argument)
+    return found

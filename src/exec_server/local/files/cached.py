@@ -136,6 +136,24 @@ _mounts = _Mounts()
 def cached_read_file(path: bytes) -> Raw | None:
     """The answer to `read_file`, links followed, if it is small and in memory."""
     descriptor = _open(path, READ)
+    if descriptor < 0:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        count = os.preadv(descriptor, _buffers, 0, _NOWAIT)
+        if count > SMALL_BYTES or (count == 0 and os.fstat(descriptor).st_size):
+            return None
+        return content_result(_buffer[:count])
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def cached_read_file(path: bytes) -> Raw | None:
+    """The answer to `read_file`, links followed, if it is small and in memory."""
+    descriptor = _open(path, READ)
     if descriptor is None:
         return None
     try:
