@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from support.wait import eventually_async
-
 from exec_server.limits import Limits
 from exec_server.local.process.machine import ProcessMachine
 from exec_server.local.process.process import ManagedProcess
 from exec_server.local.process.spawn import SpawnSpec
 from exec_server.local.process.table import ProcessTable
+from support.wait import eventually_async
 
 __all__ = ["Ear", "machine", "spec"]
 

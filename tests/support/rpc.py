@@ -296,7 +296,7 @@ class Peer:
 
     def state(self, process_id: str) -> dict[str, Any]:
         """How `process/list` describes a process; needs the extensions."""
-        listed = self.call("process/list")["processes"]
+        listed = self.call("process/list", {})["processes"]
         found: dict[str, Any] = next(entry for entry in listed if entry["processId"] == process_id)
         return found
 

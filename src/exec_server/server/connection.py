@@ -126,7 +126,7 @@ class Connection:
             if body is not None:
                 body.cancel()
         self._make_room()
-        for call in self.on_end:
+        for call in list(self.on_end):
             call()
         session, self.session = self.session, None
         if session is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from msgspec.json import encode
@@ -88,6 +89,8 @@ class LegacyVoice:
         self._id = encode(process_id)
         self._timer: Timer | None = None
         self._said_exit = False
+        self.on_exit: Callable[[], object] = lambda: None
+        """Called when the child has exited, before anybody is told."""
 
     def process_started(self, process: ManagedProcess) -> None:
         del process
@@ -106,6 +109,7 @@ class LegacyVoice:
     def process_exited(self, process: ManagedProcess, seq: int) -> None:
         del seq
         self._metrics.processes_running -= 1
+        self.on_exit()
         self._timer = self._loop.call_later(LEGACY_EXIT_DELAY, self._say_exit, process)
 
     def process_closed(self, process: ManagedProcess, seq: int) -> None:

@@ -66,6 +66,7 @@ class WebSocketChannel(WSListener):
         self._outbox: list[bytes] = []
         self._in_frame = False
         self._flush_planned = False
+        self._over = False
         self._pinger: asyncio.TimerHandle | None = None
 
     # What receivers use --------------------------------------------------------------------------
@@ -114,7 +115,7 @@ class WebSocketChannel(WSListener):
         outbox = self._outbox
         if outbox:
             self._outbox = []
-            if self._transport is not None:
+            if self._transport is not None and not self._transport.underlying_transport.is_closing():
                 if len(outbox) == 1:
                     self._transport.underlying_transport.write(outbox[0])
                 else:
@@ -133,12 +134,14 @@ class WebSocketChannel(WSListener):
             self._transport.underlying_transport.resume_reading()
 
     def close(self) -> None:
+        self._over = True
         if self._transport is not None:
             self._flush()
             self._transport.send_close()
             self._transport.disconnect()
 
     def abort(self) -> None:
+        self._over = True
         if self._transport is not None:
             self._transport.disconnect(False)
 
@@ -164,6 +167,8 @@ class WebSocketChannel(WSListener):
 
     def _take_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         kind = frame.msg_type
+        if self._over:
+            return  # what came in the same breath as the reason to end has no effect
         if frame.rsv1 or frame.rsv2 or frame.rsv3:
             self._violation("reserved bits are set, but no extension was agreed on")
         elif kind in (_TEXT, _BINARY):
@@ -187,6 +192,7 @@ class WebSocketChannel(WSListener):
         elif kind == WSMsgType.PING:
             transport.send_pong(frame.get_payload_as_bytes())
         elif kind == WSMsgType.CLOSE:
+            self._over = True
             transport.send_close(frame.get_close_code())
             transport.disconnect()
 

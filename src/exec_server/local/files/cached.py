@@ -14,6 +14,7 @@ import errno
 import os
 import select
 import stat
+from time import monotonic
 from typing import Final
 
 from msgspec import Raw
@@ -28,6 +29,9 @@ __all__ = ["cached_metadata", "cached_read_file"]
 
 SMALL_BYTES: Final = 64 * 1024
 """Largest file whose content is encoded on the loop: twenty microseconds of work."""
+
+LOOK_SECONDS: Final = 0.1
+"""How old the knowledge of what is mounted may be."""
 
 LOCAL_KINDS: Final = frozenset(
     [
@@ -83,6 +87,7 @@ class _Mounts:
         self._resolve: int | None = None
         self._descriptor = -1
         self._changes = select.poll()
+        self._look_again = 0.0
         if not _NOWAIT:
             return
         try:
@@ -94,8 +99,12 @@ class _Mounts:
 
     def resolve(self) -> int | None:
         """The flags for `openat2`; None when nothing is safe."""
-        if self._descriptor >= 0 and self._changes.poll(0):
-            self._read()
+        if self._descriptor >= 0:
+            now = monotonic()
+            if now > self._look_again:
+                self._look_again = now + LOOK_SECONDS
+                if self._changes.poll(0):
+                    self._read()
         return self._resolve
 
     def never(self) -> None:
@@ -106,9 +115,11 @@ class _Mounts:
             self._descriptor = -1
 
     def _read(self) -> None:
-        with open(os.dup(self._descriptor), "rb") as table:
-            table.seek(0)
-            root, others = _kinds(table.read())
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        table = b""
+        while more := os.read(self._descriptor, 65536):
+            table += more
+        root, others = _kinds(table)
         if root not in LOCAL_KINDS:
             self._resolve = None
         elif others <= LOCAL_KINDS:
@@ -131,24 +142,6 @@ def _kinds(table: bytes) -> tuple[str, set[str]]:
 
 
 _mounts = _Mounts()
-
-
-def cached_read_file(path: bytes) -> Raw | None:
-    """The answer to `read_file`, links followed, if it is small and in memory."""
-    descriptor = _open(path, READ)
-    if descriptor < 0:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        count = os.preadv(descriptor, _buffers, 0, _NOWAIT)
-        if count > SMALL_BYTES or (count == 0 and os.fstat(descriptor).st_size):
-            return None
-        return content_result(_buffer[:count])
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
 
 
 def cached_read_file(path: bytes) -> Raw | None:

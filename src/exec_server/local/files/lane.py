@@ -72,7 +72,10 @@ class Turn:
     """What a call knows of its place: how to leave the lane, and whether anybody still waits."""
 
     def leave(self, *real_paths: bytes | None) -> None:
-        """Let others pass; the first call counts. `real_paths` are what is touched with every link resolved, where known."""
+        """Let others pass; the first call counts.
+
+        `real_paths` are what is touched with every link resolved, where that is known.
+        """
 
     def check(self) -> None:
         """Raise Abandoned when the answer is no longer wanted. For loops that may be long."""
@@ -207,7 +210,9 @@ class Lane:
     @property
     def free_for_reading(self) -> bool:
         """Whether a read that is done now comes after everything that must come before it."""
-        return not self._draining and not any(job.changes for job in tuple(self._aside))
+        if self._draining:
+            return False
+        return not self._aside or not any(job.changes for job in tuple(self._aside))
 
     def close(self) -> None:
         """Forget what has not begun, and tell the rest that nobody waits."""

@@ -1,11 +1,12 @@
 """Writing whole files: replaced whole or not at all.
 
-The new content goes to a file without a name in the same directory, which then takes the name of the old
-one; a crash, a full disk or a killed server leaves the old content. What is kept: mode, owner, extended
-attributes, and a link that led to the file. Written in place instead, because a new file would not be the
-same: files with more than one name, files that a stream is writing to, files whose owner or attributes cannot be given to the new one,
-files in directories that cannot be written to or that are mount points themselves, and everything
-that is not a regular file. Even then space is reserved before the old content is touched.
+The new content goes to a file without a name in the same directory, which then takes the name of the
+old one; a crash, a full disk or a killed server leaves the old content. What is kept: mode, owner,
+extended attributes, and a link that led to the file. Written in place instead, because a new file would
+not be the same one: files with more than one name, files that a stream is writing to, files whose
+owner or attributes cannot be given to the new one, files in directories that cannot be written to,
+files that are mount points, and everything that is not a regular file. Even then space is reserved
+before the old content is touched.
 
 The policy for disks that lose power is `SYNC`.
 """
@@ -23,7 +24,7 @@ from typing import Final
 
 from ...wire.errors import invalid_request
 from ...wire.files import BadBase64
-from .content import LARGE_BYTES, decode_content
+from .content import LARGE_BYTES, Decoded
 from .errors import os_error
 from .kernel import RENAME_NOREPLACE, renameat2
 from .lane import ALONE, Turn
@@ -94,12 +95,15 @@ PINS: Final = _Pins()
 def write_file(path: bytes, data_base64: str, follow: bool, turn: Turn = ALONE) -> dict[str, str]:
     """Make `path` a file with this content."""
     try:
-        data = decode_content(data_base64)
+        content = Decoded(data_base64)
     except BadBase64 as error:
         raise invalid_request(f"fs/writeFile requires valid base64 dataBase64: {error}") from None
-    replace_file(
-        path, lambda descriptor: write_all(descriptor, data, turn), len(data), follow=follow, turn=turn
-    )
+
+    def fill(descriptor: int) -> None:
+        for piece in content.pieces():
+            write_all(descriptor, piece, turn)
+
+    replace_file(path, fill, content.size, follow=follow, turn=turn)
     return {}
 
 

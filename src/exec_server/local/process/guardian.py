@@ -27,34 +27,35 @@ def main(pipe: int, nonce: int, shift: int) -> None:
     os.chdir("/")
     while os.read(pipe, 64):
         pass
-    # Twice nothing: a child may have been between fork and being visible.
+    # Twice nobody new: a child may have been between its parent's fork and being visible.
+    known: set[int] = set()
     quiet = 0
     while quiet < 2:
-        quiet = 0 if kill_all(nonce, shift) else quiet + 1
+        quiet = 0 if kill_all(nonce, shift, known) else quiet + 1
 
 
-def kill_all(nonce: int, shift: int) -> int:
-    """One round; how many live processes were found."""
-    found = 0
+def kill_all(nonce: int, shift: int, known: set[int]) -> bool:
+    """One round; whether anybody new was found, alive or (by now) dead."""
+    before = len(known)
     for name in os.listdir("/proc"):
-        if name[0] not in "123456789":
+        if name[0] not in "123456789" or int(name) in known:
             continue
         pid = int(name)
         try:
             if not _tagged(pid, nonce, shift):
                 continue
+            known.add(pid)
             pidfd = os.pidfd_open(pid)
         except OSError:
             continue
         try:
-            if _tagged(pid, nonce, shift) and _alive(pid):
+            if _tagged(pid, nonce, shift):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                found += 1
         except OSError:
-            pass
+            pass  # it is gone, or became another user's
         finally:
             os.close(pidfd)
-    return found
+    return len(known) > before
 
 
 def _tagged(pid: int, nonce: int, shift: int) -> bool:
@@ -62,11 +63,6 @@ def _tagged(pid: int, nonce: int, shift: int) -> bool:
         return resource.prlimit(pid, resource.RLIMIT_RTTIME)[0] >> shift == nonce
     except PermissionError:
         return False
-
-
-def _alive(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as stat:
-        return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
 
 if __name__ == "__main__":

@@ -175,25 +175,27 @@ def kill_tagged(matches: Callable[[int], bool], sig: int = signal.SIGKILL) -> in
     terminal's session, say) may take others along, and they count too.
     """
     found: dict[int, int] = {}
+    known = {os.getpid()}  # this very process carries a tag for a moment while it spawns
     spared = 0
-    own = os.getpid()
     try:
         for turn in range(_MAX_ROUNDS):
             fresh: list[int] = []
+            before = len(known)
             for pid, tag in processes():
-                # This very process carries a tag for a moment while it spawns.
-                if pid in found or pid == own or not matches(tag):
+                if pid in known or not matches(tag):
                     continue
+                known.add(pid)
                 pidfd = _open_if(pid, matches)
                 if pidfd is not None:
                     found[pid] = pidfd
                     fresh.append(pidfd)
                     if turn:
                         spared += not _send(pidfd, sig)
-            if not fresh:
-                break
             if not turn:
                 spared += sum(not _send(pidfd, sig) for pidfd in fresh)
+            # One that is somebody else by now shows as a new corpse: there is more to find.
+            if len(known) == before:
+                break
         return len(found) - spared
     finally:
         for pidfd in found.values():

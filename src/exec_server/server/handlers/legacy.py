@@ -43,14 +43,20 @@ def execute(connection: Connection, params: LegacyExecParams) -> Pending[LegacyE
     )
     voice = LegacyVoice(session, server.metrics, params.process_id, server.loop)
     process = session.processes.start(params.process_id, spec, voice)
-    connection.on_end.append(process.terminate)
-    return after(process.started, lambda: _started(connection, process))
+
+    def end() -> None:
+        process.started.then(lambda _: process.terminate())
+
+    connection.on_end.append(end)
+    voice.on_exit = lambda: connection.on_end.remove(end)
+    return after(process.started, lambda: _started(connection, process, voice))
 
 
-def _started(connection: Connection, process: ManagedProcess) -> LegacyExecResult:
+def _started(connection: Connection, process: ManagedProcess, voice: LegacyVoice) -> LegacyExecResult:
     try:
         process.started.result()
     except Exception:
+        voice.on_exit()
         connection.server.metrics.processes_failed_total += 1
         raise
     return LegacyExecResult(process.id)

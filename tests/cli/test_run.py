@@ -1,0 +1,137 @@
+"""`exec-server run`: as if the command ran in this terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.machine import gone, running, sleep_forever
+from support.server import COMMAND, RunningServer
+from support.wait import eventually
+
+LIMIT = 40
+
+
+@pytest.fixture(params=["here", "there"])
+def where(request: pytest.FixtureRequest, server: RunningServer) -> list[str]:
+    return [] if request.param == "here" else ["--url", server.url]
+
+
+def run(where: list[str], *words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([COMMAND, "run", *where, *words], capture_output=True, timeout=LIMIT, **options)  # type: ignore[call-overload]
+
+
+def test_output_error_and_code(where: list[str]) -> None:
+    done = run(where, "--", "sh", "-c", "echo out; echo err >&2; exit 9")
+    assert (done.stdout, done.stderr, done.returncode) == (b"out\n", b"err\n", 9)
+
+
+def test_input_of_every_kind(where: list[str], tmp_path: Path) -> None:
+    data = os.urandom(500_000)
+    assert run(where, "--", "cat", input=data).stdout == data
+    (tmp_path / "file").write_bytes(data)
+    with (tmp_path / "file").open("rb") as file:
+        assert run(where, "--", "cat", stdin=file).stdout == data
+    assert run(where, "--", "cat", stdin=subprocess.DEVNULL).stdout == b""
+
+
+def test_variables_and_directory(where: list[str]) -> None:
+    done = run(where, "--cwd", "/usr", "--setenv", "A=b=c", "--", "sh", "-c", "pwd; echo $A")
+    assert done.stdout == b"/usr\nb=c\n"
+    assert run(where, "--setenv", "nonsense", "--", "true").returncode == 2
+
+
+def test_signals_are_passed_on(where: list[str]) -> None:
+    script = "trap 'echo got it; exit 6' TERM; echo ready; while :; do sleep 0.05; done"
+    command = [COMMAND, "run", *where, "--", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read() == b"got it\n"
+        assert process.wait(LIMIT) == 6
+
+
+def test_death_by_signal_and_what_cannot_start(where: list[str]) -> None:
+    assert run(where, "--", "sh", "-c", "kill -9 $$").returncode == 137
+    done = run(where, "--", "no-such-program-anywhere")
+    assert done.returncode == 127
+    assert b"no-such-program-anywhere: No such file or directory" in done.stderr
+
+
+def test_a_timeout_kills(where: list[str]) -> None:
+    marker = sleep_forever()
+    done = run(where, "--timeout", "0.5", "--", "sleep", marker)
+    assert done.returncode == 124
+    assert b"killed after 0.5s" in done.stderr
+    gone(marker)
+
+
+def test_a_reader_that_leaves_ends_it(where: list[str]) -> None:
+    marker = sleep_forever()
+    script = f"exec '{COMMAND}' run {' '.join(where)} -- sh -c 'yes; sleep {marker}' | head -n 1"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=LIMIT)
+    assert done.stdout == b"y\n"
+    gone(marker)
+
+
+def test_it_takes_its_tree_along_when_killed() -> None:
+    marker = sleep_forever()
+    process = subprocess.Popen([COMMAND, "run", "--", "sh", "-c", f"setsid sleep {marker} & sleep {marker}"])
+    eventually(lambda: len(running(marker)) >= 3, "the tree")
+    process.kill()
+    process.wait(LIMIT)
+    gone(marker)
+
+
+def test_a_terminal_at_both_ends(where: list[str]) -> None:
+    master, slave = pty.openpty()
+    os.system(f"stty rows 31 cols 97 < {os.ttyname(slave)}")
+    process = subprocess.Popen(
+        [COMMAND, "run", *where, "--tty", "--", "sh", "-c", "stty size; read x; echo got $x"],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    seen = b""
+    while b"31 97" not in seen:
+        seen += os.read(master, 4096)
+    os.write(master, b"word\r")
+    try:
+        while part := os.read(master, 4096):
+            seen += part
+    except OSError:
+        pass
+    assert b"got word" in seen
+    assert process.wait(LIMIT) == 0
+    os.close(master)
+
+
+def test_a_server_that_is_not_there() -> None:
+    done = run(["--url", "ws://127.0.0.1:1"], "--", "true")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Error: failed to connect to exec-server websocket")
+    assert b"Traceback" not in done.stderr
+
+
+IMPORTED = """
+import os, sys
+sys.argv[1:] = ["run", "--", "true"]
+heavy = ("aiohttp", "picows", "rich", "structlog", "jwt", "prometheus_client")
+os._exit = lambda code: print([name for name in heavy if name in sys.modules])
+from exec_server.cli import main
+main()
+"""
+
+
+def test_nothing_heavy_is_imported_for_a_local_command() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr

@@ -1,0 +1,137 @@
+"""local/process/table.py: ids, limits, and the end of an owner."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from exec_server.local.process.process import State
+from exec_server.wire.errors import RpcError
+from support.local import machine, spec
+from support.machine import gone, running, sleep_forever
+from support.wait import eventually_async
+
+
+def test_an_id_is_taken_from_the_start_until_the_retention_is_over() -> None:
+    async def run() -> None:
+        async with machine(retention=0.05) as (table, ear, _):
+            process = table.start("p", spec("true"), ear)
+            for state in (State.STARTING, State.CLOSED):
+                if state is State.CLOSED:
+                    await process.wait(State.CLOSED)
+                assert process.state is state
+                with pytest.raises(RpcError, match="process p already exists"):
+                    table.start("p", spec("true"), ear)
+            table.forget_later(process)
+            await eventually_async(lambda: table.get("p") is None, "the id becoming free")
+            again = table.start("p", spec("true"), ear)
+            table.forget(process)  # the old one is not the new one
+            assert table.get("p") is again
+            await again.wait(State.CLOSED)
+
+    asyncio.run(run())
+
+
+def test_a_start_that_fails_frees_its_id_at_once() -> None:
+    async def run() -> None:
+        async with machine() as (table, ear, _):
+            process = table.start("p", spec("/no/such/program"), ear)
+            with pytest.raises(RpcError, match="No such file or directory"):
+                await process.started
+            assert process.state is State.FAILED
+            assert table.get("p") is None
+            assert ear.heard == []
+            await table.start("p", spec("true"), ear).wait(State.CLOSED)
+
+    asyncio.run(run())
+
+
+def test_the_limit_counts_what_starts_and_runs() -> None:
+    async def run() -> None:
+        async with machine(max_processes=2) as (table, ear, _):
+            one = table.start("1", spec("cat", pipe_stdin=True), ear)
+            two = table.start("2", spec("cat", pipe_stdin=True), ear)
+            with pytest.raises(RpcError, match=r"process limit reached \(2\)"):
+                table.start("3", spec("true"), ear)
+            await one.started
+            await two.started
+            one.close_stdin()
+            await one.wait(State.EXITED)
+            await table.start("3", spec("true"), ear).wait(State.CLOSED)
+
+    asyncio.run(run())
+
+
+def test_new_processes_of_a_held_table_are_held() -> None:
+    async def run() -> None:
+        async with machine() as (table, ear, _):
+            old = table.start("old", spec("echo", "x"), ear)
+            table.hold_output()
+            new = table.start("new", spec("echo", "x"), ear)
+            await old.wait(State.EXITED)
+            await new.wait(State.EXITED)
+            assert ear.output == {}
+            new.hold_output("another reason")
+            table.release_output()
+            await old.wait(State.CLOSED)
+            assert not new.log.closed
+            new.release_output("another reason")
+            await new.wait(State.CLOSED)
+            assert ear.output == {"old": b"x\n", "new": b"x\n"}
+
+    asyncio.run(run())
+
+
+def test_killing_all_takes_what_runs_and_what_is_only_starting() -> None:
+    async def run() -> None:
+        async with machine() as (table, ear, _):
+            marker = sleep_forever()
+            running_ones = [table.start(f"r{n}", spec("sleep", marker), ear) for n in range(3)]
+            for process in running_ones:
+                await process.started
+            starting = [table.start(f"s{n}", spec("sleep", marker), ear) for n in range(20)]
+            killed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            table.kill_all(killed.set_result)
+            table.kill_all(lambda _: pytest.fail("only the first call counts"))
+            assert await killed >= 3
+            for process in starting:
+                await process.started
+            everybody = [*running_ones, *starting]
+            await eventually_async(lambda: not any(process.live for process in everybody), "the end of all")
+            gone(marker)
+
+    asyncio.run(run())
+
+
+def test_grace_is_given_to_whoever_uses_it_and_no_longer_than_needed() -> None:
+    async def run() -> None:
+        async with machine(shutdown_grace=30) as (table, ear, _):
+            script = "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.01; done"
+            process = table.start("p", spec("/bin/bash", "-c", script), ear)
+            await eventually_async(lambda: ear.output.get("p"), "the trap")
+            done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            table.kill_all(done.set_result)
+            async with asyncio.timeout(10):
+                await done
+            assert process.log.exit_code == 3
+            assert ear.output["p"].endswith(b"bye\n")
+
+    asyncio.run(run())
+
+
+def test_grace_has_an_end() -> None:
+    async def run() -> None:
+        async with machine(shutdown_grace=0.1) as (table, ear, _):
+            marker = sleep_forever()
+            script = f"trap '' TERM; echo ready; sleep {marker}"
+            process = table.start("p", spec("/bin/bash", "-c", script), ear)
+            await eventually_async(lambda: ear.output.get("p"), "the trap")
+            done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            table.kill_all(done.set_result)
+            assert await done >= 1
+            await process.wait(State.EXITED)
+            assert process.log.exit_code == 137
+            assert running(marker) == []
+
+    asyncio.run(run())
