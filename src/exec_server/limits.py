@@ -92,6 +92,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     ping_interval: float = 30.0
     """Between WebSocket pings."""
 
+    linger: float = 0.00005
+    """How long to look for the next request before going to sleep; 0 sleeps at once."""
+
     allow_direct: bool = True
     """Whether `process/start` with spawn "direct" is allowed."""
 

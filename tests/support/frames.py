@@ -70,13 +70,12 @@ def frame(
         head += struct.pack("!BQ", mask_bit | 127, size)
     if not masked:
         return bytes(head) + payload
-    mask = os.urandom(4)
-    if len(payload) > 4096:
-        mask = bytes(4)  # allowed, and fast
+    mask = os.urandom(4) if len(payload) <= 4096 else bytes(4)  # zeroes are allowed, and fast
     return (
-        bytes(head) + mask + bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
-        if any(mask)
-        else (bytes(head) + mask + payload)
+        bytes(head)
+        + mask
+        + bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload[:4096]))
+        + payload[4096:]
     )
 
 
@@ -154,9 +153,9 @@ class RawSocket:
         return json.loads(got.payload)
 
     def ended(self) -> bool:
-        """Whether the server ends the connection, and without a close frame."""
+        """Whether the server ends the connection, and says nothing more, but perhaps why it closes."""
         while (got := self.receive()) is not None:
-            assert got.opcode != CLOSE
+            assert got.opcode in (CLOSE, PING), got
         return True
 
     def _whole(self) -> Frame | None:

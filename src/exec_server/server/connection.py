@@ -83,6 +83,7 @@ class Connection:
             except Exception as error:
                 self._answer_error(parsed.id, error, self.server.loop.time())
             self._check_unsent()
+            self.server.linger.touch()
         elif isinstance(parsed, Notification):
             self._notification(parsed)
         else:

@@ -15,6 +15,7 @@ from ..loop import Loop
 from ..transport.channel import Channel
 from ..version import __version__
 from .connection import Connection
+from .linger import Linger
 from .metrics import Metrics
 from .session import SessionRegistry
 
@@ -65,6 +66,7 @@ class Server:
         self.loop = loop
         self.limits = limits or Limits()
         self.metrics = Metrics()
+        self.linger = Linger(loop, self.limits.linger)
         self.machine = ProcessMachine(loop, self.limits)
         self.sessions = SessionRegistry(self.machine, self.metrics)
         self._connections: set[Connection] = set()

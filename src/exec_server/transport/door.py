@@ -21,6 +21,11 @@ __all__ = ["Answer", "Door", "Head", "Route"]
 MAX_HEAD_BYTES: Final = 16 * 1024
 """Longest request head. Browsers and proxies stop at half of this."""
 
+_UPGRADE_HEAD: Final = (
+    b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: %b\r\n\r\n"
+)
+
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
@@ -99,21 +104,23 @@ class Door(asyncio.Protocol):
             return
         answer = self._route(head)
         if answer is None:
-            self._upgrade()
+            self._upgrade(head, end)
             return
         has_body = head.get("transfer-encoding") is not None or head.get("content-length") not in (None, "0")
         del self._received[:end]
         # A body nobody reads would be taken for the next request.
         self._reply(answer, head, keep=not has_body and not head.has_word("connection", "close"))
 
-    def _upgrade(self) -> None:
+    def _upgrade(self, head: Head, end: int) -> None:
         transport, self._transport = self._transport, None
         self._stop_timer()
         if transport is None:
             return
         channel = WebSocketChannel(self._peer(transport), self._limits, server_side=True)
         self._accept(channel)
-        upgrade(transport, channel, bytes(self._received))
+        # The route has read the head by the rules; picows is stricter and need not see how it was spelled.
+        request = _UPGRADE_HEAD % (head.get("sec-websocket-key") or "").encode("latin-1")
+        upgrade(transport, channel, request + self._received[end:])
         self._received.clear()
 
     def _peer(self, transport: asyncio.Transport) -> str:

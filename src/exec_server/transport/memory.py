@@ -35,10 +35,12 @@ class MemoryChannel:
         self._plan()
 
     def send(self, message: bytes) -> None:
-        self._other._put(False, message)
+        if not self._closed:
+            self._other._put(False, message)
 
     def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
-        self._other._put(binary, b"%b%b%b" % (head, body, tail))
+        if not self._closed:
+            self._other._put(binary, b"%b%b%b" % (head, body, tail))
 
     def unsent(self) -> int:
         return self._other._inbox_size

@@ -38,10 +38,12 @@ def test_waits_for_the_end_of_the_pipe_and_kills_what_carries_the_tag() -> None:
         theirs.wait()
 
 
-def test_a_round_counts_the_living() -> None:
+def test_a_round_tells_whether_anybody_new_was_there() -> None:
     space = TagSpace()
-    assert guardian.kill_all(space.nonce, SESSION_SHIFT) == 0
+    known: set[int] = set()
+    assert not guardian.kill_all(space.nonce, SESSION_SHIFT, known)
     process = sleeper(space.open_session().new())
-    assert guardian.kill_all(space.nonce, SESSION_SHIFT) == 1
-    eventually(lambda: guardian.kill_all(space.nonce, SESSION_SHIFT) == 0, "only a corpse")
+    assert guardian.kill_all(space.nonce, SESSION_SHIFT, known)
+    assert known == {process.pid}
+    assert not guardian.kill_all(space.nonce, SESSION_SHIFT, known), "a corpse is nobody new"
     assert process.wait(20) == -signal.SIGKILL

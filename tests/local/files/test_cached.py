@@ -1,0 +1,110 @@
+"""Answers from memory are the same as those from a thread, or none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from exec_server.local.files import cached
+from exec_server.local.files.cached import cached_metadata, cached_read_file
+from exec_server.local.files.metadata import get_metadata
+from exec_server.local.files.read import read_file
+from exec_server.wire.errors import RpcError
+
+works = pytest.mark.skipif(cached._mounts.resolve() is None, reason="the root file system is not local")
+
+
+@works
+@pytest.mark.parametrize("size", [0, 1, 1000, cached.SMALL_BYTES])
+def test_small_files(tmp_path: Path, size: int) -> None:
+    path = os.fsencode(tmp_path / "f")
+    (tmp_path / "f").write_bytes(os.urandom(size))
+    (tmp_path / "link").symlink_to("f")
+    expected = bytes(read_file(path, True))
+    for name in (path, os.fsencode(tmp_path / "link")):
+        found = cached_read_file(name)
+        assert found is not None, "what was just written is in memory"
+        assert bytes(found) == expected
+    assert cached_metadata(path) == get_metadata(path, True)
+    assert cached_metadata(os.fsencode(tmp_path)) == get_metadata(os.fsencode(tmp_path), True)
+
+
+@works
+def test_what_is_not_there(tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path / "missing")
+    assert not os.path.exists(path)
+    for call in (cached_read_file, cached_metadata):
+        with pytest.raises(RpcError) as caught:
+            call(path)
+        assert (caught.value.code, caught.value.message) == (
+            -32004,
+            "No such file or directory (os error 2)",
+        )
+
+
+@works
+def test_what_is_left_to_a_thread(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "large").write_bytes(bytes(cached.SMALL_BYTES + 1))
+    (tmp_path / "link").symlink_to("large")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("fifo", "large", "", "loop", "large/x"):
+        assert cached_read_file(os.fsencode(tmp_path / name)) is None
+    for name in ("link", "loop", "large/x"):
+        assert cached_metadata(os.fsencode(tmp_path / name)) is None
+    assert cached_read_file(b"/proc/self/status") is None
+    assert cached_read_file(b"/dev/zero") is None
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("f", ""):
+        cached_read_file(os.fsencode(tmp_path / name))
+        cached_metadata(os.fsencode(tmp_path / name))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+TABLE = b"""22 1 254:0 / / rw,relatime - %b /dev/vda rw
+23 22 0:20 / /proc rw,nosuid - proc proc rw
+24 22 0:21 / /home/a\\040b rw shared:1 master:2 - %b source rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("root", "other", "flags"),
+    [
+        (b"ext4", b"tmpfs", cached.RESOLVE_CACHED),
+        (b"ext4", b"fuse.sshfs", cached.RESOLVE_CACHED | cached.RESOLVE_NO_XDEV),
+        (b"xfs", b"nfs4", cached.RESOLVE_CACHED | cached.RESOLVE_NO_XDEV),
+        (b"fuse.fuse-overlayfs", b"tmpfs", None),
+        (b"nfs", b"proc", None),
+    ],
+)
+def test_what_is_mounted_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: bytes, other: bytes, flags: int | None
+) -> None:
+    (tmp_path / "mountinfo").write_bytes(TABLE % (root, other))
+    monkeypatch.setattr(cached, "_MOUNTS", str(tmp_path / "mountinfo"))
+    mounts = cached._Mounts()
+    assert mounts.resolve() == flags
+    mounts.never()
+    assert mounts.resolve() is None
+
+
+def test_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "_MOUNTS", "/nonexistent")
+    assert cached._Mounts().resolve() is None
+
+
+def test_without_the_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(cached, "openat2", refuse)
+    monkeypatch.setattr(cached, "_mounts", cached._Mounts())
+    (tmp_path / "f").touch()
+    assert cached_read_file(os.fsencode(tmp_path / "f")) is None
+    assert cached._mounts.resolve() is None

@@ -1,0 +1,247 @@
+"""transport/websocket.py: frames, as a client may send them and as it may not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from exec_server.limits import Limits
+from exec_server.transport.door import Door
+from support.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, UPGRADE, Frame, RawSocket, frame
+from support.rpc import WebSocketPeer
+from support.server import RunningServer
+
+MIB = 1024 * 1024
+STATUS = b'{"id":1,"method":"no/such"}'
+
+
+@pytest.fixture
+def raw(server: RunningServer) -> Iterator[RawSocket]:
+    with RawSocket(server.url) as made:
+        yield made.upgrade()
+
+
+def answered(raw: RawSocket, request_id: Any = 1) -> bool:
+    message = raw.message()
+    return bool(message["id"] == request_id and message["error"]["code"] == -32601)
+
+
+def padded(size: int) -> bytes:
+    """A request of exactly so many bytes."""
+    text = b'{"id":1,"method":"no/such","params":"%b"}'
+    return text % (b"x" * (size - len(text) + 2))
+
+
+# Data --------------------------------------------------------------------------------------------
+
+
+def test_text_and_binary_are_the_same_to_a_server(raw: RawSocket) -> None:
+    raw.send(frame(TEXT, STATUS))
+    assert answered(raw)
+    raw.send(frame(BINARY, STATUS))
+    assert answered(raw)
+
+
+def test_many_frames_in_one_segment(raw: RawSocket) -> None:
+    raw.send(b"".join(frame(TEXT, json.dumps({"id": n, "method": "no/such"}).encode()) for n in range(500)))
+    assert [raw.message()["id"] for _ in range(500)] == list(range(500))
+
+
+def test_a_frame_in_many_segments(raw: RawSocket) -> None:
+    for byte in frame(TEXT, STATUS):
+        raw.send(bytes([byte]))
+    assert answered(raw)
+
+
+@pytest.mark.parametrize("kind", [TEXT, BINARY])
+def test_fragments(raw: RawSocket, kind: int) -> None:
+    raw.send(frame(kind, STATUS[:5], fin=False))
+    raw.send(frame(CONTINUATION, b"", fin=False))
+    raw.send(frame(PING, b"between"))
+    raw.send(frame(CONTINUATION, STATUS[5:10], fin=False))
+    raw.send(frame(CONTINUATION, STATUS[10:]))
+    assert raw.receive() == Frame(PONG, b"between")
+    assert answered(raw)
+
+
+def test_a_fragment_may_be_empty(raw: RawSocket) -> None:
+    raw.send(frame(TEXT, b"", fin=False) + frame(CONTINUATION, STATUS, fin=False) + frame(CONTINUATION, b""))
+    assert answered(raw)
+
+
+def test_a_character_may_be_split_between_fragments(raw: RawSocket) -> None:
+    text = '{"id":"ü","method":"no/such"}'.encode()
+    at = text.index("ü".encode()) + 1
+    raw.send(frame(TEXT, text[:at], fin=False) + frame(CONTINUATION, text[at:]))
+    assert answered(raw, "ü")
+
+
+def test_the_largest_frame_and_one_more_byte(server: RunningServer, raw: RawSocket) -> None:
+    raw.send(frame(TEXT, padded(16 * MIB)))
+    assert answered(raw)
+    raw.send(frame(TEXT, b"", length=16 * MIB + 1))
+    assert raw.ended()
+
+
+def test_the_largest_message_and_one_more_byte(raw: RawSocket) -> None:
+    parts = [padded(64 * MIB)[at : at + 16 * MIB] for at in range(0, 64 * MIB, 16 * MIB)]
+    raw.send(frame(TEXT, parts[0], fin=False))
+    for part in parts[1:-1]:
+        raw.send(frame(CONTINUATION, part, fin=False))
+    raw.send(frame(CONTINUATION, parts[-1]))
+    assert answered(raw)
+    raw.send(frame(TEXT, parts[0], fin=False))
+    for part in parts[1:]:
+        raw.send(frame(CONTINUATION, part, fin=False))
+    raw.send(frame(CONTINUATION, b"x"))
+    assert raw.ended()
+
+
+def test_a_frame_that_claims_to_be_huge_is_not_waited_for(raw: RawSocket) -> None:
+    raw.send(frame(TEXT, b"x", length=100 * MIB))
+    assert raw.ended()
+
+
+# Control -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("payload", [b"", b"payload", bytes(125)])
+def test_a_ping_is_answered(raw: RawSocket, payload: bytes) -> None:
+    raw.send(frame(PING, payload))
+    assert raw.receive() == Frame(PONG, payload)
+
+
+def test_pongs_nobody_asked_for_are_ignored(raw: RawSocket) -> None:
+    raw.send(frame(PONG, b"x") + frame(TEXT, STATUS))
+    assert answered(raw)
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x03\xe8", b"\x03\xe8bye"])
+def test_a_close_ends_the_connection(raw: RawSocket, payload: bytes) -> None:
+    raw.send(frame(CLOSE, payload) + frame(TEXT, STATUS))
+    frames = []
+    while (got := raw.receive()) is not None:
+        frames.append(got.opcode)
+    assert frames in ([], [CLOSE])  # what came behind the close is not answered
+
+
+def test_the_server_pings() -> None:
+    # The interval is a fact of the protocol, so it is shortened where a channel is made.
+    async def run() -> Frame:
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            lambda: Door(lambda _: None, lambda channel: None, Limits(ping_interval=0.01)), "127.0.0.1", 0
+        )
+        port = listener.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        await reader.readuntil(b"\r\n\r\n")
+        first, second = await reader.readexactly(2), await reader.readexactly(2)
+        assert first == second
+        writer.close()
+        await writer.wait_closed()
+        listener.close()
+        await listener.wait_closed()
+        return Frame(first[0] & 15, b"")
+
+    assert asyncio.run(run()).opcode == PING
+
+
+# Violations --------------------------------------------------------------------------------------
+
+VIOLATIONS = {
+    "unmasked": frame(TEXT, STATUS, masked=False),
+    "reserved bit 1": frame(TEXT, STATUS, rsv=4),
+    "reserved bit 2": frame(TEXT, STATUS, rsv=2),
+    "reserved bit 3": frame(TEXT, STATUS, rsv=1),
+    "reserved data opcode": frame(3, STATUS),
+    "reserved control opcode": frame(11, b""),
+    "stray continuation": frame(CONTINUATION, STATUS),
+    "a message inside a message": frame(TEXT, b"{", fin=False) + frame(TEXT, STATUS),
+    "bad UTF-8": frame(TEXT, b'{"id":1,"method":"\xff"}'),
+    "bad UTF-8 over fragments": frame(TEXT, b'{"\xc3', fin=False) + frame(CONTINUATION, b'":1}'),
+    "a surrogate": frame(TEXT, b'{"id":1,"method":"\xed\xa0\x80"}'),
+    "fragmented ping": frame(PING, b"x", fin=False),
+    "long ping": frame(PING, bytes(126)),
+}
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_violations_end_the_connection_without_an_answer(raw: RawSocket, name: str) -> None:
+    raw.send(VIOLATIONS[name] + frame(TEXT, b'{"id":"after","method":"no/such"}'))
+    assert raw.ended()
+
+
+def test_bad_utf8_in_a_binary_message_is_only_malformed(raw: RawSocket) -> None:
+    raw.send(frame(BINARY, b'{"id":1,"method":"\xff"}'))
+    message = raw.message()
+    assert (message["id"], message["error"]["code"]) == (-1, -32600)
+    host, port = raw.socket.getsockname()
+    prefix = f"failed to parse websocket JSON-RPC message from exec-server websocket {host}:{port}: "
+    assert message["error"]["message"].startswith(prefix)
+    raw.send(frame(TEXT, STATUS))
+    assert answered(raw)
+
+
+def test_an_empty_message_is_only_malformed(raw: RawSocket) -> None:
+    raw.send(frame(TEXT, b"") + frame(TEXT, STATUS))
+    assert raw.message()["id"] == -1
+    assert answered(raw)
+
+
+def test_a_session_survives_a_violation(server: RunningServer, connect: Callable[..., WebSocketPeer]) -> None:
+    with RawSocket(server.url) as raw:
+        raw.upgrade()
+        raw.send(frame(TEXT, b'{"id":1,"method":"initialize","params":{"clientName":"x"}}'))
+        session = raw.message()["result"]["sessionId"]
+        raw.send(VIOLATIONS["unmasked"])
+        assert raw.ended()
+    peer = connect()
+    assert peer.initialize(resumeSessionId=session)["sessionId"] == session
+
+
+# The handshake's answer --------------------------------------------------------------------------
+
+
+def test_the_answer_to_an_upgrade(server: RunningServer) -> None:
+    with RawSocket(server.url) as raw:
+        answer = raw.ask(
+            path="/?query=ignored",
+            headers={
+                **UPGRADE,
+                "Sec-WebSocket-Protocol": "one, two",
+                "Sec-WebSocket-Extensions": "permessage-deflate; client_max_window_bits",
+            },
+        )
+        assert answer.status == 101
+        assert answer.headers["sec-websocket-accept"] == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+        assert answer.headers["upgrade"].lower() == "websocket"
+        assert answer.headers["connection"].lower() == "upgrade"
+        assert "sec-websocket-protocol" not in answer.headers
+        assert "sec-websocket-extensions" not in answer.headers
+        raw.send(frame(TEXT, STATUS))
+        assert answered(raw)
+
+
+def test_frames_may_follow_the_request_at_once(server: RunningServer) -> None:
+    with RawSocket(server.url) as raw:
+        head = "\r\n".join(["GET / HTTP/1.1", *(f"{n}: {v}" for n, v in UPGRADE.items()), "", ""])
+        requests = [json.dumps({"id": n, "method": "no/such"}).encode() for n in range(3000)]
+        raw.send(head.encode() + b"".join(frame(TEXT, request) for request in requests))
+        assert raw.response().status == 101
+        assert [raw.message()["id"] for _ in range(3000)] == list(range(3000))
+
+
+def test_nothing_is_ever_compressed_or_fragmented(connect: Callable[..., WebSocketPeer]) -> None:
+    # The library would refuse a compressed frame, as none was agreed on.
+    peer = connect(compression="deflate")
+    peer.initialize()
+    assert peer.raw.protocol.extensions == []
+    assert len(peer.run("head", "-c", "1000000", "/dev/zero").stdout) == 1_000_000
