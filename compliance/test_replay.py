@@ -27,6 +27,14 @@ TRANSCRIPTS = "transcripts.jsonl"
 REMARK = 300
 """Characters shown of why a case was skipped or failed; a failing test shows all of the latter."""
 
+RACY = frozenset({"signal-interrupt-default"})
+"""Cases that may be lost to the shell they run, and are then played again. Dash forgets a SIGINT that
+comes after `echo rdy` and before it has forked its `sleep`, which a fast server meets now and then: seen
+without any server at all, by a script that reads the line and signals the group."""
+
+ATTEMPTS = 5
+"""How often such a case is played before it counts as failed."""
+
 DEADLINE = 120.0
 """Seconds for one player. Two cases sit out a 30 s expiry; the rest together take about fifteen."""
 
@@ -59,29 +67,40 @@ def test_recorded_conversations(
     cases = [json.loads(line) for line in transcripts.read_text().splitlines()]
     slow = [case["name"] for case in cases if case.get("slow")]
 
-    # A slow case does nothing but wait, so each gets a player of its own next to the one for the rest.
-    selections = {"fast": ["--fast"], **{name: ["-k", name] for name in slow}}
     replay = [sys.executable, str(shared / "tools/replay.py"), "--cmd", shlex.join(server_command)]
-    with ExitStack() as stack:
-        players = {}
-        for name, selection in selections.items():
-            report = tmp_path / f"{name}.json"
-            players[report] = Program(
-                [*replay, *selection, "--json", str(report), str(transcripts)],
-                name=f"replay-{name}",
-                folder=tmp_path,
-                cwd=tmp_path,
-                environment={"HOME": str(tmp_path), "REPLAY_TMP": str(tmp_path)},
-            )
-            stack.callback(players[report].stop)
-        for player in players.values():
-            player.wait(DEADLINE)
 
-    results: dict[str, Any] = {}
-    for report, player in players.items():
-        assert report.is_file(), f"no report\n{player.report()}"
-        played = json.loads(report.read_text())["cases"]
-        results |= {r["name"]: r for r in played if report.stem != "fast" or r["name"] not in slow}
+    def play(selections: dict[str, list[str]]) -> dict[str, dict[str, Any]]:
+        """Run one player per selection, all at once; the cases of each, by name."""
+        with ExitStack() as stack:
+            players = {}
+            for name, selection in selections.items():
+                report = tmp_path / f"{name}.json"
+                players[name] = Program(
+                    [*replay, *selection, "--json", str(report), str(transcripts)],
+                    name=f"replay-{name}",
+                    folder=tmp_path,
+                    cwd=tmp_path,
+                    environment={"HOME": str(tmp_path), "REPLAY_TMP": str(tmp_path)},
+                )
+                stack.callback(players[name].stop)
+            for player in players.values():
+                player.wait(DEADLINE)
+        played = {}
+        for name, player in players.items():
+            report = tmp_path / f"{name}.json"
+            assert report.is_file(), f"no report\n{player.report()}"
+            played[name] = {result["name"]: result for result in json.loads(report.read_text())["cases"]}
+        return played
+
+    # A slow case does nothing but wait, so each gets a player of its own next to the one for the rest.
+    played = play({"fast": ["--fast"], **{name: ["-k", name] for name in slow}})
+    results = played["fast"] | {name: played[name][name] for name in slow}
+    for name in RACY:
+        attempt = 1
+        while results[name]["outcome"] == "failed" and attempt < ATTEMPTS:
+            attempt += 1
+            label = f"attempt-{attempt}-{name}"
+            results[name] = play({label: ["-k", name]})[label][name]
 
     outcomes = [result["outcome"] for result in results.values()]
     counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("passed", "failed", "skipped"))
