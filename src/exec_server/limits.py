@@ -50,6 +50,12 @@ class Limits(Struct, frozen=True, kw_only=True):
     retention: float = 30.0
     """How long a closed process can still be read and its id stays taken."""
 
+    retained_processes: int = 8192
+    """Closed processes one session may have in retention; beyond, the oldest is forgotten early."""
+
+    retained_closed_output: int = 256 * MIB
+    """Output of closed processes one session may have in retention; beyond, likewise."""
+
     retained_output: int = MIB
     """Newest output kept per process, for `process/read`."""
 

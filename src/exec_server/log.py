@@ -67,4 +67,7 @@ def _write(level: str, event: str, details: dict[str, Any]) -> None:
                 renderer,
             ],
         )
-    getattr(_logger, level)(event, **details)
+    try:
+        getattr(_logger, level)(event, **details)
+    except (OSError, ValueError):
+        pass  # nobody takes the log any more; the work goes on

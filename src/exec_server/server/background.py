@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..loop import Loop, Pending
 
 __all__ = ["Background"]
 
 T = TypeVar("T")
+
+STOP_TIMEOUT: Final = 2.0
+"""Seconds that work may take to give up."""
 
 
 class Background:
@@ -66,14 +69,26 @@ class Background:
         await done
 
     def close(self) -> None:
-        """Stop the thread, if there is one."""
-        if self._own is not None and self._thread is not None:
-            self._own.call_soon_threadsafe(self._own.stop)
-            self._thread.join(timeout=2)
+        """Give up what is being done, and stop the thread, if there is one."""
+        own, thread = self._own, self._thread
+        if own is not None and thread is not None and thread.is_alive():
+            asyncio.run_coroutine_threadsafe(_give_up(), own).add_done_callback(
+                lambda _: own.call_soon_threadsafe(own.stop)
+            )
+            thread.join(timeout=STOP_TIMEOUT)
+            if not thread.is_alive():
+                own.close()
 
     def _own_call(self, call: Callable[[], object]) -> None:
         if self._own is not None and not self._own.is_closed():
             self._own.call_soon_threadsafe(call)
+
+
+async def _give_up() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _settle(pending: Pending[T], done: Any) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from .. import log
 from ..limits import Limits
 from ..local.process import descriptors
 from ..loop import PollLoop
@@ -101,6 +102,7 @@ async def _listen(options: ServeOptions) -> None:
     from .gate import Gate
 
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_report)
     server = Server(loop, options.limits)
     gate = Gate(options.authenticator, options.allowed_origins, server.metrics)
 
@@ -124,13 +126,27 @@ async def _listen(options: ServeOptions) -> None:
         listener_to_close, listener = listener, None
         if listener_to_close is not None:
             listener_to_close.close()
-        ended = loop.create_future()
-        server.sessions.end_all(lambda: ended.set_result(None))
-        await ended
+        ended = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.set)  # a second signal does not wait for the first
+        server.sessions.end_all(ended.set)
+        await ended.wait()
     finally:
         if listener is not None:
             listener.close()
         server.close()
+
+
+def _report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What went wrong in the loop: a peer that broke off its handshake is nothing to wake anybody for."""
+    error = context.get("exception")
+    kind = error if isinstance(error, type) else type(error)
+    if issubclass(kind, OSError):  # what TLS has to complain about is one, too
+        log.info("a connection failed", reason=context.get("message"))
+    elif isinstance(error, BaseException):
+        log.error(str(context.get("message")), exc_info=error)
+    else:
+        log.error(str(context.get("message")), error=str(error))
 
 
 async def _open(

@@ -27,8 +27,10 @@ __all__ = [
     "CloseParams",
     "CopyParams",
     "CreateDirectoryParams",
+    "GlobParams",
     "MetadataParams",
     "MetadataResult",
+    "MoveParams",
     "OpenMode",
     "OpenParams",
     "OpenResult",
@@ -36,7 +38,11 @@ __all__ = [
     "ReadBlockParams",
     "ReadFileParams",
     "RemoveParams",
+    "SearchParams",
+    "UnwatchParams",
     "WalkParams",
+    "WatchMissingParams",
+    "WatchParams",
     "WriteBlockParams",
     "WriteFileParams",
     "base64_problem",
@@ -98,6 +104,12 @@ def uris(value: Any) -> list[str]:
     return [uri(item) for item in value]
 
 
+def strings(value: Any) -> list[str]:
+    if type(value) is not list:
+        raise wrong_type(value, "a sequence")
+    return [string(item) for item in value]
+
+
 def boolean(value: Any) -> bool:
     if type(value) is not bool:
         raise wrong_type(value, "a boolean")
@@ -145,7 +157,9 @@ def sandbox(value: Any) -> Sandbox | None:
 class Decoder(Generic[T]):
     """Makes a `T` of a JSON object: `fields` says how, by wire name, in the order of the protocol."""
 
-    def __init__(self, kind: Callable[..., T], name: str, required: tuple[str, ...], **fields: Check) -> None:
+    def __init__(
+        self, kind: Callable[..., T], name: str, required: tuple[str, ...], /, **fields: Check
+    ) -> None:
         self._kind = kind
         self._name = name
         self._fields = {_camel(attribute): (attribute, check) for attribute, check in fields.items()}
@@ -290,6 +304,69 @@ class CloseParams(Params):
     handle_id: str
 
 
+class WatchMissingParams(Params):
+    """`fs/watchMissing`."""
+
+    watch_id: int
+    missing: list[str]
+    present: str | None = None
+
+
+class WatchParams(Params):
+    """`fs/watch`, ours. `recursive`: the whole tree below a directory, not only its entries."""
+
+    watch_id: str
+    path: str
+    recursive: bool = False
+    sandbox: Sandbox | None = None
+
+
+class UnwatchParams(Params):
+    """`fs/unwatch`, ours."""
+
+    watch_id: str
+
+
+class MoveParams(Params):
+    """`fs/move`, ours: a rename, which replaces only what it is told to."""
+
+    source_path: str
+    destination_path: str
+    overwrite: bool = False
+    sandbox: Sandbox | None = None
+
+
+class GlobParams(Params):
+    """`fs/glob`, ours: paths below a directory that fit a pattern such as `src/**/*.{py,pyi}`."""
+
+    path: str
+    pattern: str
+    kind: Literal["file", "directory", "any"] = "file"
+    hidden: bool = False
+    follow_symlinks: bool = False
+    max_results: int = 1000
+    sandbox: Sandbox | None = None
+
+
+class SearchParams(Params):
+    """`fs/search`, ours: lines that match, in a file or in all files below a directory."""
+
+    path: str
+    pattern: str
+    fixed_strings: bool = False
+    ignore_case: bool = False
+    whole_words: bool = False
+    globs: list[str] = []
+    """Which files: patterns as for `fs/glob`, relative to `path`; with a leading `!`, which not."""
+    hidden: bool = False
+    no_ignore: bool = False
+    """Search what `.gitignore` and its like exclude, too."""
+    before_context: int = 0
+    after_context: int = 0
+    max_results: int = 1000
+    sandbox: Sandbox | None = None
+
+
 _flag_true = optional(boolean, True)
 _u64 = whole_number("u64")
 _usize = whole_number("usize")
@@ -395,6 +472,65 @@ decode_write_block: Final = Decoder(
 )
 decode_close: Final = Decoder(CloseParams, "FsCloseParams", ("handle_id",), handle_id=string)
 
+decode_watch_missing: Final = Decoder(
+    WatchMissingParams,
+    "FsWatchMissingParams",
+    ("watch_id", "missing"),
+    watch_id=_u64,
+    missing=uris,
+    present=optional(uri),
+)
+
+_flag_false = optional(boolean, False)
+decode_watch: Final = Decoder(
+    WatchParams,
+    "FsWatchParams",
+    ("watch_id", "path"),
+    watch_id=string,
+    path=uri,
+    recursive=_flag_false,
+    sandbox=sandbox,
+)
+decode_unwatch: Final = Decoder(UnwatchParams, "FsUnwatchParams", ("watch_id",), watch_id=string)
+decode_move: Final = Decoder(
+    MoveParams,
+    "FsMoveParams",
+    ("source_path", "destination_path"),
+    source_path=uri,
+    destination_path=uri,
+    overwrite=_flag_false,
+    sandbox=sandbox,
+)
+decode_glob: Final = Decoder(
+    GlobParams,
+    "FsGlobParams",
+    ("path", "pattern"),
+    path=uri,
+    pattern=string,
+    kind=one_of("file", "directory", "any"),
+    hidden=_flag_false,
+    follow_symlinks=_flag_false,
+    max_results=_usize,
+    sandbox=sandbox,
+)
+decode_search: Final = Decoder(
+    SearchParams,
+    "FsSearchParams",
+    ("path", "pattern"),
+    path=uri,
+    pattern=string,
+    fixed_strings=_flag_false,
+    ignore_case=_flag_false,
+    whole_words=_flag_false,
+    globs=strings,
+    hidden=_flag_false,
+    no_ignore=_flag_false,
+    before_context=_usize,
+    after_context=_usize,
+    max_results=_usize,
+    sandbox=sandbox,
+)
+
 
 # Results -----------------------------------------------------------------------------------------
 
@@ -469,6 +605,11 @@ def _json_text(name: bytes) -> bytes:
     if _NOT_PLAIN.search(name) is None:
         return name
     return encode(name.decode("utf-8", "replace"))[1:-1]
+
+
+def ranged_result(content: Raw, eof: bool) -> Raw:
+    """`fs/readFile` of a part: the content's result, and whether the file ends with it."""
+    return Raw(b"".join((memoryview(content)[:-1], b',"eof":true}' if eof else b',"eof":false}')))
 
 
 def walk_result(entries: Iterable[bytes], errors: list[tuple[str, str]], truncated: bool) -> Raw:

@@ -21,7 +21,7 @@ from .content import LARGE_BYTES, fill
 from .errors import os_error
 from .lane import ALONE, Turn
 from .paths import lossy, real_path
-from .read import open_for_reading
+from .read import MAX_OFFSET, open_for_reading
 from .write import PINS, WRITE, write_all_at
 
 __all__ = ["MAX_BLOCK_BYTES", "MAX_HANDLES", "MAX_ID_BYTES", "Handles", "handle_path"]
@@ -34,9 +34,6 @@ MAX_ID_BYTES: Final = 32
 
 MAX_BLOCK_BYTES: Final = 1024 * 1024
 """Read or written in one call."""
-
-MAX_OFFSET: Final = 2**63 - 1
-"""What the operating system can address."""
 
 _NAME_PREFIX: Final = b"\0handle\0"
 

@@ -7,13 +7,18 @@ import errno
 import os
 import struct
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 __all__ = [
     "RENAME_NOREPLACE",
     "RESOLVE_CACHED",
     "RESOLVE_NO_XDEV",
+    "Event",
     "birth_time_ms",
+    "inotify_add_watch",
+    "inotify_create",
+    "inotify_read",
+    "inotify_remove_watch",
     "openat2",
     "renameat2",
 ]
@@ -93,3 +98,78 @@ def renameat2(source_dir: int, source: bytes, target_dir: int, target: bytes, fl
 def _last_error() -> OSError:
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number))
+
+
+# inotify -----------------------------------------------------------------------------------------
+
+IN_MODIFY: Final = 0x002
+IN_ATTRIB: Final = 0x004
+IN_MOVED_FROM: Final = 0x040
+IN_MOVED_TO: Final = 0x080
+IN_CREATE: Final = 0x100
+IN_DELETE: Final = 0x200
+IN_DELETE_SELF: Final = 0x400
+IN_MOVE_SELF: Final = 0x800
+IN_UNMOUNT: Final = 0x2000
+IN_Q_OVERFLOW: Final = 0x4000
+"""Events were lost. Sent with no watch's number."""
+IN_IGNORED: Final = 0x8000
+"""The watch is gone."""
+IN_MASK_ADD: Final = 0x20000000
+"""Add to what is watched already."""
+IN_ISDIR: Final = 0x40000000
+"""It happened to a directory."""
+
+_EVENT = struct.Struct("=iIII")
+_READ_BYTES: Final = 64 * 1024
+
+_inotify_init1: Final = _function("inotify_init1")
+_inotify_add_watch: Final = _function("inotify_add_watch")
+_inotify_rm_watch: Final = _function("inotify_rm_watch")
+
+
+class Event(NamedTuple):
+    """Something that happened to what a watch is about, or to the entry `name` in it."""
+
+    watch: int
+    mask: int
+    name: bytes
+
+
+def inotify_create() -> int:
+    """A descriptor that becomes readable when something happens. Closing it ends its watches."""
+    if _inotify_init1 is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    descriptor: int = _inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        raise _last_error()
+    return descriptor
+
+
+def inotify_add_watch(descriptor: int, path: bytes, mask: int) -> int:
+    """The number of the watch; the same one for the same inode."""
+    watch: int = _inotify_add_watch(descriptor, path, mask)
+    if watch < 0:
+        raise _last_error()
+    return watch
+
+
+def inotify_remove_watch(descriptor: int, watch: int) -> None:
+    """Not an error when it is gone already."""
+    _inotify_rm_watch(descriptor, watch)
+
+
+def inotify_read(descriptor: int) -> list[Event]:
+    """What happened since the last call."""
+    try:
+        data = os.read(descriptor, _READ_BYTES)
+    except BlockingIOError:
+        return []
+    events: list[Event] = []
+    position = 0
+    while position < len(data):
+        watch, mask, _, length = _EVENT.unpack_from(data, position)
+        position += _EVENT.size
+        events.append(Event(watch, mask, data[position : position + length].rstrip(b"\0")))
+        position += length
+    return events

@@ -9,12 +9,15 @@ from typing import Final
 from msgspec import Raw
 
 from ...wire.errors import RpcError, invalid_request
-from ...wire.files import content_result
+from ...wire.files import content_result, ranged_result
 from .content import LARGE_BYTES, MAX_READ_BYTES, encode_content
 from .lane import ALONE, Turn
 from .paths import lossy, parent_without_links, real_path
 
-__all__ = ["READ", "open_for_reading", "read_file"]
+__all__ = ["MAX_OFFSET", "READ", "open_for_reading", "read_file", "read_range"]
+
+MAX_OFFSET: Final = 2**63 - 1
+"""What the operating system can address."""
 
 READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 """Without waiting: opening a FIFO must not wait for somebody to write to it."""
@@ -37,6 +40,24 @@ def read_file(path: bytes, follow: bool, turn: Turn = ALONE) -> Raw:
             # It grows, or is one of those that do not say how large they are.
             return _read_unmeasured(descriptor, turn)
         return result
+    finally:
+        os.close(descriptor)
+
+
+def read_range(path: bytes, follow: bool, offset: int, length: int | None, turn: Turn = ALONE) -> Raw:
+    """A part of a regular file of any size, and whether the file ends with it."""
+    descriptor = open_for_reading(path, follow)
+    try:
+        size = os.fstat(descriptor).st_size
+        most = max(size - offset, 0) if length is None else length
+        if most > MAX_READ_BYTES:
+            raise _too_large()
+        if most >= LARGE_BYTES:
+            turn.leave(real_path(descriptor))
+        if offset > MAX_OFFSET:
+            return ranged_result(content_result(b""), True)
+        content = encode_content(descriptor, offset, min(most, MAX_OFFSET - offset), turn)
+        return ranged_result(content, not os.pread(descriptor, 1, min(offset + most, MAX_OFFSET)))
     finally:
         os.close(descriptor)
 

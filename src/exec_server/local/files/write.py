@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import select
 import stat
 from collections.abc import Callable
@@ -166,7 +165,7 @@ def replace_file(
             place = real_path(existing)
             if size >= LARGE_BYTES:
                 turn.leave(place)
-            if place is None or not _replace_existing(place, info, fill, mode):
+            if place is None or not _replace_existing(place, existing, info, fill, mode):
                 _overwrite(existing, info, fill, size, mode)
             return
     raise os_error(errno.EBUSY)
@@ -186,7 +185,7 @@ def _replace_entry(parent: int, name: bytes, fill: Filler, size: int, turn: Turn
             raise invalid_request("path is not a regular file")
         if size >= LARGE_BYTES:
             turn.leave()
-        if not _renew(parent, name, info, fill, None):
+        if not _renew(parent, name, existing, info, fill, None):
             _overwrite(existing, info, fill, size, None)
     return True
 
@@ -219,7 +218,9 @@ def _create_in(directory: int, name: bytes, fill: Filler, mode: int | None) -> b
 # A file that is there -----------------------------------------------------------------------------
 
 
-def _replace_existing(place: bytes, info: os.stat_result, fill: Filler, mode: int | None) -> bool:
+def _replace_existing(
+    place: bytes, existing: int, info: os.stat_result, fill: Filler, mode: int | None
+) -> bool:
     """Put a new file in the place of an existing one; False if that must be done in place."""
     parent, name = os.path.split(place)
     if not name:
@@ -229,22 +230,28 @@ def _replace_existing(place: bytes, info: os.stat_result, fill: Filler, mode: in
     except OSError:
         return False
     with opened(directory):
-        return _renew(directory, name, info, fill, mode)
+        return _renew(directory, name, existing, info, fill, mode)
 
 
-def _renew(directory: int, name: bytes, info: os.stat_result, fill: Filler, mode: int | None) -> bool:
+def _renew(
+    directory: int, name: bytes, existing: int, info: os.stat_result, fill: Filler, mode: int | None
+) -> bool:
     if info.st_nlink != 1 or info in PINS:
         return False
+    if mode is None:
+        mode = stat.S_IMODE(info.st_mode)
+        if os.geteuid():
+            mode &= ~(stat.S_ISUID | stat.S_ISGID)  # as the kernel does when such a file is written to
     try:
         if not os.path.samestat(os.stat(name, dir_fd=directory, follow_symlinks=False), info):
             return False
-        new = _NewFile(directory, 0o600)
+        new = _NewFile(directory, mode & 0o777)
     except OSError as error:
         if error.errno in _CANNOT or error.errno == errno.ENOENT:
             return False
         raise
     try:
-        if not _make_alike(new.descriptor, directory, name, info, mode):
+        if not _make_alike(new.descriptor, existing, info, mode):
             return False
         fill(new.descriptor)
         if SYNC:
@@ -260,17 +267,16 @@ def _renew(directory: int, name: bytes, info: os.stat_result, fill: Filler, mode
     return True
 
 
-def _make_alike(descriptor: int, directory: int, name: bytes, info: os.stat_result, mode: int | None) -> bool:
+def _make_alike(descriptor: int, existing: int, info: os.stat_result, mode: int) -> bool:
     """Owner, attributes and mode of the old file; False if they cannot be had."""
     try:
         mine = os.fstat(descriptor)
-        if (mine.st_uid, mine.st_gid) != (info.st_uid, info.st_gid):
+        changed = (mine.st_uid, mine.st_gid) != (info.st_uid, info.st_gid)
+        if changed:
             os.fchown(descriptor, info.st_uid, info.st_gid)
-        _copy_attributes(b"/proc/self/fd/%d/%b" % (directory, name), descriptor)
-        kept = stat.S_IMODE(info.st_mode)
-        if os.geteuid():
-            kept &= ~(stat.S_ISUID | stat.S_ISGID)  # as the kernel does when such a file is written to
-        os.fchmod(descriptor, kept if mode is None else mode)
+        changed |= _copy_attributes(existing, descriptor)
+        if changed or stat.S_IMODE(mine.st_mode) != mode:
+            os.fchmod(descriptor, mode)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -278,21 +284,24 @@ def _make_alike(descriptor: int, directory: int, name: bytes, info: os.stat_resu
     return True
 
 
-def _copy_attributes(source: bytes, target: int) -> None:
-    """Extended attributes, access lists among them, that the new file does not have already."""
+def _copy_attributes(source: int, target: int) -> bool:
+    """Extended attributes, access lists among them; whether there was anything to copy."""
     try:
-        names = os.listxattr(source, follow_symlinks=False)
+        names = os.listxattr(source)
     except OSError as error:
         if error.errno in (errno.ENOTSUP, errno.ENOSYS):
-            return
+            return False
         raise
-    present = set(os.listxattr(target)) if names else set()
+    if not names:
+        return False
+    present = os.listxattr(target)
     for name in names:
         if name in _NOT_KEPT:
             continue
-        value = os.getxattr(source, name, follow_symlinks=False)
+        value = os.getxattr(source, name)
         if name not in present or os.getxattr(target, name) != value:
             os.setxattr(target, name, value)
+    return True
 
 
 def _overwrite(descriptor: int, info: os.stat_result, fill: Filler, size: int, mode: int | None) -> None:
@@ -323,7 +332,7 @@ class _NewFile:
             except OSError as error:
                 if error.errno not in _NO_UNNAMED:
                     raise
-        name = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
+        name = TEMPORARY_PREFIX + os.urandom(8).hex().encode()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self.descriptor = os.open(name, flags, mode, dir_fd=directory)
         self._name = name
@@ -353,7 +362,7 @@ class _NewFile:
 
     def _link_somewhere(self) -> bytes:
         while True:
-            name = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
+            name = TEMPORARY_PREFIX + os.urandom(8).hex().encode()
             try:
                 self._link(name)
             except FileExistsError:

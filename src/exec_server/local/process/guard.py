@@ -39,7 +39,11 @@ class Guard:
         if not sys.executable:
             log.warning("no guardian: this Python does not know its own path, so processes may outlive it")
             return
-        read_end, self._write_end = os.pipe()
+        try:
+            read_end, self._write_end = os.pipe()
+        except OSError as error:
+            log.warning("no guardian yet: the next process tries again", reason=str(error))
+            return
         self._spawner.run(self._spawn, read_end).then(self._spawned)
 
     def stop(self) -> None:

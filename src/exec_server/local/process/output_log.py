@@ -65,6 +65,11 @@ class OutputLog:
         return self.exited_seq > 0
 
     @property
+    def retained_bytes(self) -> int:
+        """Bytes kept now, head and tail."""
+        return self._size + self._head_size
+
+    @property
     def dropped_bytes(self) -> int:
         """Bytes no snapshot can show any more."""
         return self.evicted_bytes - self._head_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from ... import log
@@ -32,6 +33,9 @@ class ProcessTable:
         self._processes: dict[str, ManagedProcess] = {}
         self._closed = False
         self._holding = False
+        self._retained: deque[tuple[float, ManagedProcess]] = deque()
+        self._retained_bytes = 0
+        self._forgetting = False
 
     def __iter__(self) -> Iterator[ManagedProcess]:
         return iter(list(self._processes.values()))
@@ -53,8 +57,8 @@ class ProcessTable:
         )
         if self._holding:
             process.hold_output(BACK_PRESSURE)
-        self._processes[process_id] = process
         machine.guard.start()
+        self._processes[process_id] = process
         machine.spawner.run(spawn, spec).then(lambda spawned: self._spawned(process, spawned))
         return process
 
@@ -64,8 +68,33 @@ class ProcessTable:
             del self._processes[process.id]
 
     def forget_later(self, process: ManagedProcess) -> None:
-        """Free the id when the retention of a closed process is over."""
-        self._machine.loop.call_later(self._machine.limits.retention, self.forget, process)
+        """Free the id when the retention of a closed process is over, or sooner if there are too many."""
+        limits = self._machine.limits
+        self._retained.append((self._machine.loop.time() + limits.retention, process))
+        self._retained_bytes += process.log.retained_bytes
+        while (
+            len(self._retained) > limits.retained_processes
+            or self._retained_bytes > limits.retained_closed_output
+        ):
+            self._forget_oldest()
+        if not self._forgetting:
+            self._forgetting = True
+            self._machine.loop.call_later(limits.retention, self._forget_due)
+
+    def _forget_due(self) -> None:
+        """Forget everybody whose time is over, and come back for the next."""
+        now = self._machine.loop.time()
+        # A loop's clock may be some milliseconds coarse.
+        while self._retained and self._retained[0][0] <= now + 0.01:
+            self._forget_oldest()
+        self._forgetting = bool(self._retained)
+        if self._retained:
+            self._machine.loop.call_later(self._retained[0][0] - now, self._forget_due)
+
+    def _forget_oldest(self) -> None:
+        _, process = self._retained.popleft()
+        self._retained_bytes -= process.log.retained_bytes
+        self.forget(process)
 
     def hold_output(self) -> None:
         """Stop reading output: whoever listens cannot take more."""
@@ -128,6 +157,8 @@ class ProcessTable:
             self.forget(process)
             process.fail_to_start(error)
             return
+        finally:
+            process.spec.env = {}  # it has its copy; ours would be kept for as long as the process is
         if self._closed:
             # The owner went away while the child was being made.
             tag = process.spec.tag

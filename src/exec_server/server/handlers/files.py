@@ -9,17 +9,23 @@ from ...local.files.access import require_plain
 from ...local.files.cached import cached_metadata, cached_read_file
 from ...local.files.copy import copy
 from ...local.files.directory import create_directory, read_directory
+from ...local.files.errors import failure
+from ...local.files.glob import glob
 from ...local.files.handles import Handles, handle_path
 from ...local.files.lane import Lane, Touch, reads, writes
 from ...local.files.metadata import canonicalize, get_metadata
-from ...local.files.paths import to_native
-from ...local.files.read import read_file
+from ...local.files.missing import MAX_MISSING, MissingWatch, watch_missing
+from ...local.files.move import move
+from ...local.files.paths import to_native, to_uri
+from ...local.files.read import read_file, read_range
 from ...local.files.remove import remove
 from ...local.files.walk import walk
+from ...local.files.watch import FileWatch
 from ...local.files.write import write_file
-from ...loop import Pending
+from ...loop import Loop, Pending, after
 from ...wire import files as wire
-from ...wire.errors import invalid_request
+from ...wire.envelope import encode_notification
+from ...wire.errors import RpcError, invalid_request
 from ..connection import Connection
 from ..dispatch import Method
 
@@ -29,17 +35,70 @@ P = TypeVar("P")
 
 FAMILY: Final = "filesystem"
 
+MAX_WATCHES: Final = 512
+"""Of one connection, set with `fs/watch`."""
+
 
 class _Files:
     """What belongs to one connection and ends with it."""
 
     def __init__(self, connection: Connection) -> None:
         self.handles = Handles()
+        self.missing = _MissingWatcher(connection)
+        self.watches: dict[str, FileWatch] = {}
         self.lane = Lane(connection.server.loop, where=self.handles.where)
 
     def close(self) -> None:
         self.lane.close()
         self.handles.end()
+        self.missing.end()
+        for watch in self.watches.values():
+            watch.close()
+        self.watches.clear()
+
+
+class _MissingWatcher:
+    """At most one watch for missing files; a later one takes the place of an earlier one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._highest_id = 0
+        self._watch: MissingWatch | None = None
+        self._ended = False
+
+    def newer(self, watch_id: int) -> bool:
+        """Whether this id may watch. If so, whoever did before it does no longer."""
+        if watch_id <= self._highest_id:
+            return False
+        self._highest_id = watch_id
+        self._end_watch()
+        return True
+
+    def answer(self, watch_id: int, watch: MissingWatch | None) -> dict[str, bool]:
+        """What to tell the client; listening begins when it has been told."""
+        if watch is None:
+            return {"watching": False}
+        if self._ended or watch_id != self._highest_id:
+            watch.close()
+        else:
+            self._watch = watch
+            loop = self._connection.server.loop
+            loop.call_soon(watch.listen, loop, lambda: self._say_changed(watch_id))
+        return {"watching": True}
+
+    def end(self) -> None:
+        self._ended = True
+        self._end_watch()
+
+    def _say_changed(self, watch_id: int) -> None:
+        self._watch = None
+        message = encode_notification("fs/missingChanged", {"watchId": watch_id})
+        self._connection.channel.send(message)
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
 
 _open: dict[Connection, _Files] = {}
@@ -57,6 +116,9 @@ def _do_read_file(connection: Connection, params: wire.ReadFileParams) -> Any:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=False)
     lane = _files(connection).lane
+    if params.offset is not None or params.length is not None:
+        wanted = (params.offset or 0, params.length)
+        return lane.submit(reads(path), read_range, path, params.follow_symlinks, *wanted)
     if params.follow_symlinks and lane.free_for_reading:
         content = cached_read_file(path)
         if content is not None:
@@ -160,6 +222,86 @@ def _do_close(connection: Connection, params: wire.CloseParams) -> Pending[Any]:
     return files.lane.submit(writes(handle_path(params.handle_id)), files.handles.close, params.handle_id)
 
 
+def _do_watch_missing(connection: Connection, params: wire.WatchMissingParams) -> Any:
+    files = _files(connection)
+    if not files.missing.newer(params.watch_id):
+        return {"watching": False}
+    try:
+        missing = [to_native(uri) for uri in params.missing]
+        present = None if params.present is None else to_native(params.present)
+    except RpcError:
+        return {"watching": False}  # a path of another kind of machine
+    touched = reads(*missing[: MAX_MISSING + 1], *([] if present is None else [present]))
+    watch = files.lane.submit(touched, watch_missing, missing, present)
+    return after(watch, lambda: files.missing.answer(params.watch_id, watch.result()))
+
+
+def _do_watch(connection: Connection, params: wire.WatchParams) -> Pending[Any]:
+    path = to_native(params.path)
+    require_plain(params.sandbox, changes=False)
+    files, watch_id = _files(connection), params.watch_id
+    if watch_id in files.watches:
+        raise invalid_request(f"watchId already exists: {watch_id}")
+    if len(files.watches) >= MAX_WATCHES:
+        raise invalid_request(f"at most {MAX_WATCHES} watches may be open per connection")
+
+    def say(changed: list[bytes], overflowed: bool) -> Pending[None] | None:
+        params: dict[str, Any] = {"watchId": watch_id, "changedPaths": sorted(map(to_uri, changed))}
+        if overflowed:
+            params["overflowed"] = True
+        connection.channel.send(encode_notification("fs/changed", params))
+        return connection.room()
+
+    loop = connection.server.loop
+    try:
+        watch = files.watches[watch_id] = FileWatch(loop, path, params.recursive, say)
+    except OSError as error:
+        raise failure(error) from None
+    started = files.lane.submit(reads(path), watch.start)
+    return after(started, lambda: _watch_started(files, watch_id, watch, started, path, loop))
+
+
+def _watch_started(
+    files: _Files, watch_id: str, watch: FileWatch, started: Pending[None], path: bytes, loop: Loop
+) -> dict[str, str]:
+    try:
+        started.result()
+    except BaseException:
+        watch.close()
+        if files.watches.get(watch_id) is watch:
+            del files.watches[watch_id]
+        raise
+    loop.call_soon(watch.listen)  # when the answer has been sent
+    return {"path": to_uri(path)}
+
+
+def _do_unwatch(connection: Connection, params: wire.UnwatchParams) -> dict[str, str]:
+    watch = _files(connection).watches.pop(params.watch_id, None)
+    if watch is not None:
+        watch.close()
+    return {}
+
+
+def _do_move(connection: Connection, params: wire.MoveParams) -> Pending[Any]:
+    source, target = to_native(params.source_path), to_native(params.destination_path)
+    require_plain(params.sandbox, changes=True)
+    return _files(connection).lane.submit(writes(source, target), move, source, target, params.overwrite)
+
+
+def _do_glob(connection: Connection, params: wire.GlobParams) -> Pending[Any]:
+    path = to_native(params.path)
+    require_plain(params.sandbox, changes=False)
+    return _files(connection).lane.submit(reads(path), glob, path, params)
+
+
+def _do_search(connection: Connection, params: wire.SearchParams) -> Pending[Any]:
+    from ...local.files.search import search  # starts processes, which few clients ask for
+
+    path = to_native(params.path)
+    require_plain(params.sandbox, changes=False)
+    return _files(connection).lane.submit(reads(path), search, path, params)
+
+
 def _method(
     decode: Callable[[Any], P],
     run: Callable[[Connection, P], Any],
@@ -194,4 +336,10 @@ METHODS: Final = {
     "fs/readBlock": _method(wire.decode_read_block, _do_read_block),
     "fs/writeBlock": _method(wire.decode_write_block, _do_write_block),
     "fs/close": _method(wire.decode_close, _do_close, control=True),
+    "fs/watchMissing": _method(wire.decode_watch_missing, _do_watch_missing),
+    "fs/watch": _method(wire.decode_watch, _do_watch, extension=True),
+    "fs/unwatch": _method(wire.decode_unwatch, _do_unwatch, extension=True),
+    "fs/move": _method(wire.decode_move, _do_move, extension=True),
+    "fs/glob": _method(wire.decode_glob, _do_glob, extension=True),
+    "fs/search": _method(wire.decode_search, _do_search, extension=True),
 }
