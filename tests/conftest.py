@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from exec_server import log
 from support.rpc import Peer, StdioPeer, WebSocketPeer
 from support.server import RunningServer
 
@@ -19,6 +20,14 @@ settings.load_profile("tests")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long runs last."""
     items.sort(key=lambda item: item.get_closest_marker("soak") is not None)
+
+
+@pytest.fixture
+def fresh_log() -> Iterator[None]:
+    """For tests that make this very process log: to the stderr of now, not of an earlier test."""
+    log.configure("error", False)
+    yield
+    log.configure("error", False)
 
 
 @pytest.fixture(scope="session")

@@ -111,6 +111,7 @@ def test_cancelled_timers_are_not_kept_until_they_would_be_due(loop: PollLoop) -
         timer.cancel()
 
 
+@pytest.mark.usefixtures("fresh_log")
 def test_a_fault_in_one_call_does_not_end_the_others(
     loop: PollLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:

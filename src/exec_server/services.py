@@ -6,27 +6,42 @@ how it is done is in client/ (a machine across a connection) and local/ (this ma
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from msgspec import Struct
 
 from .wire.process import EnvPolicy, ListedProcess, StreamName
 
 __all__ = [
+    "Change",
     "Closed",
     "Collected",
     "Completed",
+    "DirectoryEntry",
     "Event",
     "ExitStatus",
     "Exited",
     "Failed",
+    "FileMetadata",
+    "FilePart",
+    "Files",
+    "GlobFound",
     "Output",
     "Process",
     "Processes",
+    "Progress",
     "ReadOutput",
+    "SearchFound",
+    "SearchLine",
+    "SearchMatch",
     "Snapshot",
+    "Transferred",
+    "WalkEntry",
+    "WalkError",
+    "Walked",
 ]
 
 
@@ -189,3 +204,234 @@ class Processes(Protocol):
 
     async def list(self, *, everybody: bool = False) -> list[ListedProcess]:
         """Every process the server still remembers, of this session or of everybody's."""
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+class FileMetadata(Struct, frozen=True, gc=False):
+    """What a path is. All three flags are false for a FIFO, a socket or a device."""
+
+    is_directory: bool
+    is_file: bool
+    is_symlink: bool
+    """The path itself is a link; everything else is said of what it leads to."""
+    size: int
+    created_at_ms: int
+    """Milliseconds since 1970; 0 where the machine does not know."""
+    modified_at_ms: int
+
+
+class DirectoryEntry(Struct, frozen=True, gc=False):
+    """A name in a directory. Links are what they lead to."""
+
+    name: str
+    is_directory: bool
+    is_file: bool
+
+
+class FilePart(Struct, frozen=True, gc=False):
+    """A range of a file. `eof`: the file was seen to end in or before it."""
+
+    data: bytes
+    eof: bool
+
+
+class WalkEntry(Struct, frozen=True, gc=False):
+    """A file or directory below the one that was walked."""
+
+    path: str
+    kind: Literal["file", "directory"]
+
+
+class WalkError(Struct, frozen=True, gc=False):
+    """A path that could not be looked at."""
+
+    path: str
+    message: str
+
+
+class Walked(Struct, frozen=True):
+    """A tree, level by level. `truncated`: a limit was reached and there is more."""
+
+    entries: list[WalkEntry]
+    errors: list[WalkError]
+    truncated: bool
+
+
+class GlobFound(Struct, frozen=True):
+    """Paths that fit a pattern, sorted. `truncated`: there are more."""
+
+    paths: list[str]
+    truncated: bool
+
+
+class SearchMatch(Struct, frozen=True):
+    """A line that matches. `spans` are byte ranges within the line."""
+
+    path: str
+    line_number: int
+    line: str
+    byte_offset: int
+    spans: list[tuple[int, int]]
+    line_truncated: bool = False
+
+
+class SearchLine(Struct, frozen=True):
+    """A line near one that matches."""
+
+    path: str
+    line_number: int
+    line: str
+
+
+class SearchFound(Struct, frozen=True):
+    """Matching lines by path and number, and the lines around them. `truncated`: there are more."""
+
+    matches: list[SearchMatch]
+    context: list[SearchLine]
+    truncated: bool
+
+
+class Change(Struct, frozen=True):
+    """Paths that changed in a short time. `overflowed`: too much happened, look again at everything."""
+
+    paths: list[str]
+    overflowed: bool = False
+
+
+class Transferred(Struct, frozen=True):
+    """What an upload or a download did. `skipped` says what was left out, and why."""
+
+    files: int
+    directories: int
+    bytes: int
+    resumed_bytes: int
+    """Of `bytes`, what an earlier, broken transfer had already brought over."""
+    verified: Literal["digest", "reread", "no"]
+    """How what arrived was compared: SHA-256 on both sides, reading it back, or not at all."""
+    skipped: list[tuple[str, str]]
+
+
+Progress = Callable[[int, int, str], None]
+"""Called with the bytes done, the bytes there are in all, and the path at hand."""
+
+
+class Files(Protocol):
+    """A machine's files.
+
+    A path is a native path, absolute or relative to the server's own directory, or a `file:` URI. Paths in
+    results are native, with surrogate escapes where a name is not UTF-8. What the machine refuses is an
+    OSError of the usual kind: FileNotFoundError, PermissionError, IsADirectoryError, and so on.
+    """
+
+    async def read(self, path: str) -> bytes:
+        """All of a file. For one that does not fit into memory use `stream`."""
+
+    async def read_range(self, path: str, offset: int, length: int) -> FilePart:
+        """Up to `length` bytes from `offset` on; fewer only at the end of the file."""
+
+    def stream(self, path: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """A file of any size, block by block, in constant memory.
+
+        The file stays the one that was opened even if it is replaced meanwhile. To stop early, leave the
+        loop and call `aclose`, or just drop the iterator.
+        """
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Make a file have this content, creating it if need be."""
+
+    async def write_stream(self, path: str, blocks: AsyncIterable[bytes] | Iterable[bytes]) -> int:
+        """Write what comes, in constant memory, and return how many bytes it was.
+
+        The file is emptied first and grows in place: whoever reads it meanwhile sees a part of it.
+        """
+
+    async def metadata(self, path: str, follow_symlinks: bool = True) -> FileMetadata:
+        """What a path is. With `follow_symlinks=False` a link anywhere in the path is an error."""
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is something, at the end of all links."""
+
+    async def list(self, path: str) -> list[DirectoryEntry]:
+        """The names in a directory, sorted. Links that lead nowhere are not among them."""
+
+    async def walk(
+        self,
+        path: str,
+        *,
+        max_depth: int = 64,
+        max_directories: int = 10_000,
+        max_entries: int = 50_000,
+        follow_directory_symlinks: bool = False,
+        prune_hidden_directories: bool = False,
+    ) -> Walked:
+        """The tree below a directory, level by level. Links are left out, or entered if asked to."""
+
+    async def make_directory(self, path: str, recursive: bool = True) -> None:
+        """Make a directory; `recursive` makes its parents too and does not mind if it is there."""
+
+    async def remove(self, path: str, recursive: bool = False, force: bool = False) -> None:
+        """Remove a file, a link or an empty directory; with `recursive` a whole tree.
+
+        `force` does not mind if there is nothing.
+        """
+
+    async def copy(self, source: str, destination: str, recursive: bool = False) -> None:
+        """Copy on that machine. A directory needs `recursive` and is merged into an existing one."""
+
+    async def move(self, source: str, destination: str, overwrite: bool = False) -> None:
+        """Rename; what has the new name already is replaced only if told to."""
+
+    async def canonicalize(self, path: str) -> str:
+        """The path with every link resolved; it must exist."""
+
+    async def glob(
+        self,
+        path: str,
+        pattern: str,
+        *,
+        kind: Literal["file", "directory", "any"] = "file",
+        hidden: bool = False,
+        follow_symlinks: bool = False,
+        max_results: int = 1000,
+    ) -> GlobFound:
+        """Paths below a directory that fit a pattern such as `src/**/*.{py,pyi}`."""
+
+    async def search(
+        self,
+        path: str,
+        pattern: str,
+        *,
+        fixed_strings: bool = False,
+        ignore_case: bool = False,
+        whole_words: bool = False,
+        globs: Sequence[str] = (),
+        hidden: bool = False,
+        no_ignore: bool = False,
+        before_context: int = 0,
+        after_context: int = 0,
+        max_results: int = 1000,
+    ) -> SearchFound:
+        """Lines that match a regular expression, in a file or in all files below a directory."""
+
+    def watch(self, path: str, recursive: bool = False) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
+        """`async with files.watch(path) as changes: async for change in changes: ...`
+
+        The path need not exist. Changes made after the context was entered are reported; the watch goes
+        with the context.
+        """
+
+    async def upload(
+        self, local: str, remote: str, progress: Progress | None = None, *, verify: bool = True
+    ) -> Transferred:
+        """Bring a file or a tree of this machine there, as `remote`.
+
+        A large file arrives as `REMOTE.part` and gets its name when it is whole; a transfer that broke is
+        taken up where it ended. What arrived is compared unless `verify` is false.
+        """
+
+    async def download(
+        self, remote: str, local: str, progress: Progress | None = None, *, verify: bool = True
+    ) -> Transferred:
+        """The other way round, with the same promises."""

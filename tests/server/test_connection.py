@@ -161,7 +161,10 @@ def test_what_ends_a_connection(new_peer: NewPeer, message: Any, tmp_path: Any) 
     # What comes behind it, in the same breath, has no effect.
     params = peer.start_params(["touch", str(tmp_path / "file")])
     follows = {"id": 7, "method": "process/start", "params": params}
-    peer.send_many([message, follows])
+    try:
+        peer.send_many([message, follows])
+    except (ConnectionClosed, BrokenPipeError):
+        pass  # it is over already
     assert peer.ended()
     assert 7 not in peer.answers
     assert not (tmp_path / "file").exists()

@@ -281,10 +281,10 @@ class Model:
         target, data = self._real(target), self._find(source)
         if data is not None:
             return self.writeFile(target, data)
+        if target == source or target.startswith(source + "/"):
+            return -32600
         if self._exists(target) and self.tree[target] is not None:
             return -32603
-        if target == "d/e" or target.startswith("d/e/"):
-            return -32600
         copied = {target + name[len(source) :]: self.tree[name] for name in [source, *self._below(source)]}
         # Files are written over files, directories merge; everything else is an error half way.
         for name, content in copied.items():
@@ -428,3 +428,137 @@ def test_a_large_listing_does_not_hold_up_small_calls(ws: WebSocketPeer, tmp_pat
     assert not ws.answers[listings[-1]], "the small call came first"
     for request_id in listings:
         assert len(ws.result(request_id)["entries"]) == 20_000
+
+
+# What we add ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def extended(new_peer: Callable[..., Peer], tmp_path: Path) -> Files:
+    """A client that knows our extensions."""
+    peer = new_peer()
+    peer.initialize(extensions=True)
+    return Files(peer, tmp_path)
+
+
+def changed(files: Files) -> dict[str, Any]:
+    """The next `fs/changed`."""
+    notifications = files.peer.notifications
+    files.peer.until(lambda: [note for note in notifications if note["method"] == "fs/changed"], "fs/changed")
+    index = next(i for i, note in enumerate(notifications) if note["method"] == "fs/changed")
+    params: dict[str, Any] = notifications.pop(index)["params"]
+    return params
+
+
+def test_extensions_are_only_for_those_who_know_them(files: Files) -> None:
+    for method in ("watch", "unwatch", "move", "glob", "search"):
+        assert files.peer.refused(f"fs/{method}", {})[0] == -32601
+
+
+def test_watching(extended: Files) -> None:
+    (extended.root / "d").mkdir()
+    uri = extended.uri("d")
+    asked = extended.peer.request("fs/watch", {"watchId": "w", "path": uri + "/./"})
+    extended.ask("writeFile", "d/f", dataBase64=b64(b"x"))  # at once: it is seen all the same
+    assert extended.peer.result(asked) == {"path": uri}
+    assert changed(extended) == {"watchId": "w", "changedPaths": [uri + "/f"]}
+    assert extended.peer.refused("fs/watch", {"watchId": "w", "path": uri}) == (
+        -32600,
+        "watchId already exists: w",
+    )
+    (extended.root / "d" / "ü").touch()
+    assert changed(extended) == {"watchId": "w", "changedPaths": [uri + "/%C3%BC"]}
+    assert extended.peer.call("fs/unwatch", {"watchId": "w"}) == {}
+    assert extended.peer.call("fs/unwatch", {"watchId": "w"}) == {}
+    (extended.root / "d" / "g").touch()
+    time.sleep(0.4)
+    extended.call("getMetadata", "d")
+    assert not [note for note in extended.peer.notifications if note["method"] == "fs/changed"]
+
+
+def test_watches_have_a_limit_and_end_with_the_connection(
+    connect: Callable[..., WebSocketPeer], tmp_path: Path
+) -> None:
+    peer = connect()
+    peer.initialize(extensions=True)
+    for index in range(512):
+        peer.request("fs/watch", {"watchId": str(index), "path": tmp_path.as_uri()}, request_id=f"w{index}")
+    for index in range(512):
+        peer.result(f"w{index}")
+    assert peer.refused("fs/watch", {"watchId": "more", "path": tmp_path.as_uri()}) == (
+        -32600,
+        "at most 512 watches may be open per connection",
+    )
+
+    def watching() -> bool:
+        return "anon_inode:inotify" in descriptors(peer.server_pid).values()
+
+    assert list(descriptors(peer.server_pid).values()).count("anon_inode:inotify") == 1
+    peer.drop()
+    eventually(lambda: not watching())
+
+
+def test_missing_files(files: Files) -> None:
+    def watch(watch_id: int, *names: str) -> bool:
+        params = {"watchId": watch_id, "missing": [files.uri(name) for name in names]}
+        watching: bool = files.peer.call("fs/watchMissing", params)["watching"]
+        return watching
+
+    def fired() -> list[int]:
+        return [note["params"]["watchId"] for note in files.peer.notifications]
+
+    files.put("there", b"x")
+    assert not watch(1, "there")
+    assert watch(2, "m")
+    assert not watch(2, "other")
+    assert watch(3, "n")
+    files.put("m", b"the watch for this has ended")
+    files.put("n", b"x")
+    files.peer.until(fired, "fs/missingChanged")
+    assert fired() == [3]
+    (files.root / "n").unlink()
+    files.call("getMetadata", "m")
+    assert fired() == [3]
+
+
+def test_moving_searching_and_parts(extended: Files) -> None:
+    extended.put("a", b"one\ntwo\n")
+    uri = extended.uri
+    peer = extended.peer
+    assert peer.call("fs/move", {"sourcePath": uri("a"), "destinationPath": uri("b")}) == {}
+    extended.put("a", b"x")
+    assert peer.refused("fs/move", {"sourcePath": uri("a"), "destinationPath": uri("b")}) == (
+        -32603,
+        "File exists (os error 17)",
+    )
+    assert extended.call("readFile", "b", offset=4, length=3) == {"dataBase64": b64(b"two"), "eof": False}
+    assert extended.call("readFile", "b", offset=4) == {"dataBase64": b64(b"two\n"), "eof": True}
+    assert extended.call("glob", "", pattern="*") == {"paths": [uri("a"), uri("b")], "truncated": False}
+    result = extended.call("search", "", pattern="^t")
+    assert [(match["path"], match["lineNumber"], match["line"]) for match in result["matches"]] == [
+        (uri("b"), 2, "two")
+    ]
+
+
+def test_discovery(new_peer: Callable[..., Peer], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (home / "skills" / "s").mkdir(parents=True)
+    (home / "skills" / "s" / "SKILL.md").write_text("---\nname: s\ndescription: d\n---\n")
+    peer = new_peer(env={"CODEX_HOME": str(home), "HOME": str(tmp_path)})
+    assert peer.refused("capabilities/discoverV2", {"cwd": "file:///"}) == (
+        -32600,
+        "client must call initialize before using capability discovery methods",
+    )
+    peer.initialize()
+    assert peer.info["capabilities"]["capabilityDiscoveryV2"]
+    result = peer.call("capabilities/discoverV2", {"cwd": "file:///"})
+    assert [skill["name"] for skill in result["skills"]] == ["s"]
+    roots = [{"id": "r", "path": (home / "skills").as_uri()}]
+    result = peer.call("capabilityRoots/discoverV1", {"roots": roots})
+    assert [skill["instructions"]["path"] for skill in result["roots"][0]["skills"]] == [
+        (home / "skills" / "s" / "SKILL.md").as_uri()
+    ]
+    assert peer.refused("capabilityRoots/discoverV1", {"roots": roots * 129}) == (
+        -32600,
+        "capability root discovery accepts at most 128 roots",
+    )

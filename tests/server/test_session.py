@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +19,7 @@ from exec_server.local.process.machine import ProcessMachine
 from exec_server.server.metrics import Metrics
 from exec_server.server.session import TRANSITIONS, Session, SessionRegistry, SessionState
 from exec_server.wire.errors import RpcError
-from support.frames import TEXT, RawSocket, frame
+from support.frames import CLOSE, TEXT, RawSocket, frame
 from support.machine import gone, running, sleep_forever
 from support.rpc import StdioPeer, WebSocketPeer, unb64
 from support.server import RunningServer
@@ -396,3 +399,39 @@ def test_many_sessions_leave_nothing(start_server: StartServer) -> None:
 def _quiet(raw: RawSocket) -> str:
     body = raw.ask(path="/metrics").body
     return body if "exec_server_sessions 0.0" in body else ""
+
+
+@pytest.mark.parametrize("how", ["half-closed", "a close frame"])
+def test_a_client_that_is_gone_but_left_its_socket_open_is_gone(
+    connect: Connect, server: RunningServer, how: str
+) -> None:
+    # It reads nothing any more, so what is unsent can never be sent; nobody waits for that.
+    with RawSocket(server.url) as raw:
+        raw.upgrade()
+        raw.send(frame(TEXT, b'{"id":1,"method":"initialize","params":{"clientName":"x"}}'))
+        session_id = raw.message()["result"]["sessionId"]
+        params = {"processId": "p", "argv": ["/usr/bin/yes"], "cwd": "file:///", "env": {}, "tty": False}
+        start = {"id": 2, "method": "process/start", "params": params}
+        raw.send(frame(TEXT, b'{"method":"initialized"}') + frame(TEXT, json.dumps(start).encode()))
+        witness = connect(server)
+        witness.initialize(extensions=True)
+
+        def held() -> bool:
+            """As much is unsent as may be, so the process is not read any more."""
+
+            def said() -> int:
+                listed = witness.call("process/list", {"all": True})["processes"]
+                found = [entry for entry in listed if session_id.startswith(entry["session"])]
+                return found[0]["outputBytes"] if found else 0
+
+            first = said()
+            time.sleep(0.02)
+            return 0 < first == said()
+
+        eventually(held, "the process being held")
+        if how == "half-closed":
+            raw.socket.shutdown(socket.SHUT_WR)
+        else:
+            raw.send(frame(CLOSE, b"\x03\xe8"))
+        again = resume(connect, session_id, server)
+        assert again.terminate("p")["running"] is True

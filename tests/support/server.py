@@ -69,9 +69,12 @@ class RunningServer:
         assert self.process.stdout is not None
         assert self.process.stdin is not None
         ended_before = self.process.poll() is not None
-        code = self.end()
+        try:
+            code = self.end()
+        except subprocess.TimeoutExpired:
+            code = self.end(signal.SIGKILL)
         rest = self.process.stdout.read()
-        errors = self.errors()
+        errors = self.errors() if code != -signal.SIGKILL or ended_before else "the server had to be killed"
         self.process.stdout.close()
         self.process.stdin.close()
         self._errors.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -127,6 +128,21 @@ def test_a_close_ends_the_connection(raw: RawSocket, payload: bytes) -> None:
     while (got := raw.receive()) is not None:
         frames.append(got.opcode)
     assert frames in ([], [CLOSE])  # what came behind the close is not answered
+
+
+def test_what_was_asked_before_the_close_is_answered(raw: RawSocket) -> None:
+    raw.send(frame(TEXT, STATUS) * 3 + frame(CLOSE, b"\x03\xe8"))
+    for _ in range(3):
+        assert answered(raw)
+    assert raw.ended()
+
+
+def test_what_was_asked_before_the_end_is_answered(raw: RawSocket) -> None:
+    raw.send(frame(TEXT, STATUS) * 3)
+    raw.socket.shutdown(socket.SHUT_WR)
+    for _ in range(3):
+        assert answered(raw)
+    assert raw.ended()
 
 
 def test_the_server_pings() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,10 +13,7 @@ from hypothesis import strategies as st
 from exec_server.wire import process as wire
 from exec_server.wire.errors import RpcError
 from exec_server.wire.params import decode_params
-
-START = {"processId": "p", "argv": ["true"], "cwd": "file:///", "env": {}, "tty": False}
-POLICY = {"inherit": "all", "ignoreDefaultExcludes": True, "exclude": [], "set": {}, "includeOnly": []}
-SANDBOX = {"permissions": {"type": "disabled"}, "windowsSandboxLevel": "disabled"}
+from support.params import BAD, GOOD, POLICY, SANDBOX, START
 
 
 def test_the_smallest_start() -> None:
@@ -58,99 +54,28 @@ def test_the_largest_start() -> None:
     assert params.pty_size == wire.PtySize(1, 65535)
 
 
-NOT_TEXT: list[Any] = [None, 1, True, [], {}]
-BAD_FIELDS: dict[type, tuple[dict[str, Any], dict[str, list[Any]]]] = {
-    wire.StartParams: (
-        START,
-        {
-            "processId": NOT_TEXT,
-            "argv": [None, "true", {}, [1], ["a", None]],
-            "cwd": NOT_TEXT,
-            "env": [None, [], "x", {"A": 1}, {"A": None}],
-            "tty": [None, 0, "false", []],
-            "pipeStdin": [None, 1, "true"],
-            "arg0": [1, [], {}],
-            "envPolicy": [
-                1,
-                [],
-                {},
-                *({name: value for name, value in POLICY.items() if name != missing} for missing in POLICY),
-                {**POLICY, "inherit": "some"},
-                {**POLICY, "inherit": None},
-                {**POLICY, "ignoreDefaultExcludes": None},
-                {**POLICY, "exclude": [1]},
-                {**POLICY, "set": {"A": 1}},
-                {**POLICY, "includeOnly": None},
-            ],
-            "metadata": [1, [], {"threadId": 1}, {"threadId": "no uuid"}, {"toolCallId": 1}],
-            "shellSnapshot": [1, {}, {"scopeId": "s"}, {"scopeId": "s", "shell": {"name": "bash"}}],
-            "sandbox": [1, {}, {"permissions": {}}, {**SANDBOX, "windowsSandboxLevel": "high"}],
-            "enforceManagedNetwork": [None, "no"],
-            "managedNetwork": [1, []],
-            "networkProxy": [1, []],
-            "ptySize": [1, {}, {"rows": 1}, {"rows": -1, "cols": 1}, {"rows": 65536, "cols": 1}],
-            "spawn": [1, "other", "Direct"],
-        },
-    ),
-    wire.ReadParams: (
-        {"processId": "p"},
-        {
-            "processId": NOT_TEXT,
-            **{name: [-1, 0.5, 1.0, "1", True, [], 2**64] for name in ("afterSeq", "maxBytes", "waitMs")},
-        },
-    ),
-    wire.WriteParams: (
-        {"processId": "p", "chunk": ""},
-        {"processId": NOT_TEXT, "chunk": NOT_TEXT, "writeId": [1, [], True]},
-    ),
-    wire.SignalParams: (
-        {"processId": "p", "signal": "interrupt"},
-        {"processId": NOT_TEXT, "signal": NOT_TEXT},
-    ),
-    wire.TerminateParams: (
-        {"processId": "p"},
-        {
-            "processId": NOT_TEXT,
-            "mode": [
-                "force",
-                1,
-                {},
-                {"type": "kind"},
-                {"type": None},
-                {"type": "graceful"},
-                {"type": "graceful", "timeoutMs": None},
-                {"type": "graceful", "timeoutMs": -1},
-                {"type": "graceful", "timeoutMs": "1"},
-                {"type": "graceful", "timeoutMs": 2**64},
-            ],
-        },
-    ),
-    wire.CloseStdinParams: ({"processId": "p"}, {"processId": NOT_TEXT, "writeId": [1, []]}),
-    wire.ResizeParams: (
-        {"processId": "p", "rows": 1, "cols": 1},
-        {"processId": NOT_TEXT, "rows": [None, -1, "1", 1.5], "cols": [None, -1, "1", 1.5]},
-    ),
-    wire.WaitParams: (
-        {"processId": "p"},
-        {"processId": NOT_TEXT, "waitMs": [-1, "1", 0.5, 2**64], "until": ["started", 1, []]},
-    ),
-    wire.ProcessParams: ({"processId": "p"}, {"processId": NOT_TEXT}),
+KINDS = {
+    "process/start": wire.StartParams,
+    "process/read": wire.ReadParams,
+    "process/write": wire.WriteParams,
+    "process/signal": wire.SignalParams,
+    "process/terminate": wire.TerminateParams,
+    "process/closeStdin": wire.CloseStdinParams,
+    "process/resize": wire.ResizeParams,
+    "process/wait": wire.WaitParams,
+    "process/snapshot": wire.ProcessParams,
 }
 
 
-@pytest.mark.parametrize("kind", BAD_FIELDS, ids=lambda kind: kind.__name__)
-def test_every_field_is_checked(kind: type) -> None:
-    good, fields = BAD_FIELDS[kind]
+@pytest.mark.parametrize("method", KINDS)
+def test_every_field_is_checked(method: str) -> None:
+    kind, good = KINDS[method], GOOD[method]
     decode_params(good, kind)
     decode_params({**good, "unknown": {"x": [1]}}, kind)
     for name in good:
-        with (
-            pytest.raises(RpcError, match=rf"missing field `{name}`")
-            if name != "writeId"
-            else pytest.raises(RpcError)
-        ):
+        with pytest.raises(RpcError, match=rf"missing field `{name}`"):
             decode_params({key: value for key, value in good.items() if key != name}, kind)
-    for name, bad_values in fields.items():
+    for name, bad_values in BAD[method].items():
         for bad in bad_values:
             with pytest.raises(RpcError) as refusal:
                 decode_params({**good, name: bad}, kind)

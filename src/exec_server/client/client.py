@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -19,6 +20,7 @@ from ..wire.handshake import InitializeParams
 from ..wire.process import EnvPolicy, ListedProcess, ListResult, PtySize, StartParams, StartResult
 from ..wire.uri import path_to_uri
 from .errors import ConnectionLost, ExecServerError, ProtocolError, ServerRejected, Unsupported
+from .files import RemoteFiles
 from .process import RemoteProcess, decode_event
 from .rpc import Rpc
 
@@ -67,6 +69,7 @@ class Client:
         self._capabilities: dict[str, bool] = {}
         self._after_close: list[Callable[[], Awaitable[None]]] = []
         self._background: set[asyncio.Future[Any]] = set()
+        self._listeners: dict[str, tuple[Callable[[Raw], None], Callable[[str], None]]] = {}
         self.session_id = ""
         self.info: dict[str, Any] = {}
         """`environment/info` of the server."""
@@ -148,6 +151,15 @@ class Client:
     def on_close(self, call: Callable[[], Awaitable[None]]) -> None:
         """Do this after the connection is closed, e.g. stop a server started for it."""
         self._after_close.append(call)
+
+    def listen(self, method: str, receive: Callable[[Raw], None], lost: Callable[[str], None]) -> None:
+        """Give the params of every notification of a method to `receive`, and the end to `lost`."""
+        self._listeners[method] = (receive, lost)
+
+    @cached_property
+    def files(self) -> RemoteFiles:
+        """The files of the machine."""
+        return RemoteFiles(self)
 
     # Processes -----------------------------------------------------------------------------------
 
@@ -238,9 +250,10 @@ class Client:
     # From the connection -------------------------------------------------------------------------
 
     def _notified(self, method: str, params: Raw) -> None:
-        if not method.startswith("process/"):
-            return
         try:
+            listener = self._listeners.get(method)
+            if listener is not None:
+                listener[0](params)
             decoded = decode_event(method, params)
         except (msgspec.MsgspecError, ValueError) as error:
             raise ProtocolError(f"bad `{method}` notification: {error}") from None
@@ -260,6 +273,8 @@ class Client:
         text = f"exec-server transport disconnected: {reason}"
         for process in list(self._processes.values()):
             process.fail(text)
+        for _, lost in list(self._listeners.values()):
+            lost(text)
 
     # The end -------------------------------------------------------------------------------------
 

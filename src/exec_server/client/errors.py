@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno as codes
+import re
+from typing import Final
+
 from ..services import Completed
+from ..wire.errors import NOT_FOUND
 
 __all__ = [
     "CommunicateTimeout",
@@ -11,11 +16,19 @@ __all__ = [
     "OutputLost",
     "ProcessFailed",
     "ProtocolError",
+    "RemoteFileError",
+    "RemoteFileExists",
+    "RemoteFileNotFound",
+    "RemoteIsADirectory",
+    "RemoteNotADirectory",
+    "RemotePermissionDenied",
     "ServerRejected",
     "StdinCloseUnsupported",
     "StdinClosed",
     "TooManyCalls",
+    "TransferFailed",
     "Unsupported",
+    "file_error",
 ]
 
 
@@ -78,3 +91,64 @@ class CommunicateTimeout(ExecServerError, TimeoutError):
     def __init__(self, seconds: float, output: Completed | None) -> None:
         super().__init__(f"the process did not finish within {seconds:g}s and was terminated")
         self.output = output
+
+
+class TransferFailed(ExecServerError):
+    """What arrived is not what was sent, and trying again from the start did not help."""
+
+
+class RemoteFileError(ServerRejected, OSError):
+    """A file operation the other machine refused. `errno` is its own, where it named one."""
+
+    def __init__(self, method: str, code: int, message: str, path: str) -> None:
+        ServerRejected.__init__(self, method, code, message)
+        found = _OS_ERROR.search(message)
+        number = int(found[1]) if found else codes.ENOENT if code == NOT_FOUND else codes.EINVAL
+        text = message[: found.start()] if found else message
+        OSError.__init__(self, number, text, path)
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.message}"
+
+
+class RemoteFileNotFound(RemoteFileError, FileNotFoundError):
+    """There is nothing of that name, or no directory on the way to it."""
+
+
+class RemotePermissionDenied(RemoteFileError, PermissionError):
+    """The user the server runs as may not do that."""
+
+
+class RemoteFileExists(RemoteFileError, FileExistsError):
+    """There is something of that name already."""
+
+
+class RemoteIsADirectory(RemoteFileError, IsADirectoryError):
+    """A directory where a file is needed."""
+
+
+class RemoteNotADirectory(RemoteFileError, NotADirectoryError):
+    """A file where a directory is needed, perhaps on the way to the path."""
+
+
+_OS_ERROR: Final = re.compile(r" \(os error (\d+)\)\Z")
+
+_BY_NUMBER: Final[dict[int, type[RemoteFileError]]] = {
+    codes.ENOENT: RemoteFileNotFound,
+    codes.EACCES: RemotePermissionDenied,
+    codes.EPERM: RemotePermissionDenied,
+    codes.EEXIST: RemoteFileExists,
+    codes.EISDIR: RemoteIsADirectory,
+    codes.ENOTDIR: RemoteNotADirectory,
+}
+
+
+def file_error(error: ServerRejected, path: str) -> RemoteFileError:
+    """A refused `fs/*` call as the OSError it is."""
+    found = _OS_ERROR.search(error.message)
+    kind: type[RemoteFileError] = RemoteFileError
+    if found:
+        kind = _BY_NUMBER.get(int(found[1]), RemoteFileError)
+    elif error.code == NOT_FOUND and not error.message.startswith("unknown file handle"):
+        kind = RemoteFileNotFound
+    return kind(error.method, error.code, error.message, path)

@@ -38,6 +38,8 @@ _FAMILIES: Final = {
     "environmentConfig": "config",
     "http": "http",
     "fs": "files",
+    "capabilityRoots": "capabilities",
+    "capabilities": "capabilities",
     "command": "legacy",
 }
 """The part of a method's name before the slash, and the module that does it."""

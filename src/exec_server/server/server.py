@@ -32,12 +32,12 @@ CAPABILITIES: Final = {
     "credentialMasking": False,
     "credentialMaskingCustomProviders": False,
     "capabilityDiscoverySandbox": False,
-    "fsWatchMissing": False,
-    "capabilityDiscoveryV2": False,
+    "fsWatchMissing": True,
+    "capabilityDiscoveryV2": True,
     "environmentConfigRead": True,
     "httpHeaderEnvVars": True,
     "sandboxedFileStreaming": False,
-    "fileWriteStreaming": False,
+    "fileWriteStreaming": True,
     "shellSnapshotV2": False,
     "windowsMxc": False,
     "linuxRootWritePreservesDevices": False,
@@ -55,6 +55,11 @@ CAPABILITIES: Final = {
     "processList": True,
     "processFlowControl": True,
     "binaryOutput": True,
+    "fsWatch": True,
+    "fsMove": True,
+    "fsGlob": True,
+    "fsSearch": True,
+    "fsReadRange": True,
 }
 """What `environment/info` announces."""
 

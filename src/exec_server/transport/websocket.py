@@ -193,8 +193,10 @@ class WebSocketChannel(WSListener):
             transport.send_pong(frame.get_payload_as_bytes())
         elif kind == WSMsgType.CLOSE:
             self._over = True
+            self._flush()
             transport.send_close(frame.get_close_code())
-            transport.disconnect()
+            # Who has not read by now may never do so: what is unsent is not waited for.
+            transport.disconnect(self.unsent() == 0)
 
     def on_ws_disconnected(self, transport: WSTransport) -> None:
         del transport
@@ -261,9 +263,18 @@ def _frame(opcode: int, size: int) -> bytes:
     return _FRAME_16(opcode, 126, size) if size < 65536 else _FRAME_64(opcode, 127, size)
 
 
+class _Protocol(_WSProtocol):  # type: ignore[misc]  # missing in the stub
+    """Where a transport would send what is unsent to a peer that has ended its side, this gives up."""
+
+    def eof_received(self) -> bool:
+        if self.transport is not None:
+            self.transport.disconnect(False)
+        return False
+
+
 def make_protocol(channel: WebSocketChannel, *, host: str | None, path: str, headers: dict[str, str]) -> Any:
     """The picows half of a channel: a client when it has a host, a server when not."""
-    return _WSProtocol(
+    return _Protocol(
         host,
         path,
         host is not None,

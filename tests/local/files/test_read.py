@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from exec_server.local.files import content
-from exec_server.local.files.read import read_file
+from exec_server.local.files.read import read_file, read_range
 from exec_server.wire.errors import RpcError
 
 SIZES = [0, 1, 2, 3, 1000, content.LARGE_BYTES - 1, content.LARGE_BYTES, content.PIECE_BYTES - 1]
@@ -135,3 +135,36 @@ def test_a_link_exchanged_for_a_directory_leads_nowhere(tmp_path: Path) -> None:
         thread.join()
     assert seen <= {b"real", 2, 20}
     assert b"real" in seen
+
+
+@pytest.mark.parametrize("size", [0, 10, content.PIECE_BYTES + 10])
+def test_parts(tmp_path: Path, size: int) -> None:
+    data = os.urandom(size)
+    (tmp_path / "f").write_bytes(data)
+    for offset, length in (
+        (0, None),
+        (0, 5),
+        (5, 5),
+        (5, None),
+        (0, size),
+        (0, size + 1),
+        (size, 1),
+        (2**63, 1),
+        (size // 2, None),
+        (1, content.PIECE_BYTES),
+        (0, 0),
+    ):
+        result = json.loads(bytes(read_range(os.fsencode(tmp_path / "f"), True, offset, length)))
+        end = size if length is None else offset + length
+        assert base64.b64decode(result["dataBase64"], validate=True) == data[offset:end]
+        assert result["eof"] is (end >= size)
+
+
+def test_a_part_of_a_file_that_is_too_large_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    path.touch()
+    os.truncate(path, 2**40)
+    result = json.loads(bytes(read_range(os.fsencode(path), True, 2**40 - 3, 10)))
+    assert result == {"dataBase64": "AAAA", "eof": True}
+    with pytest.raises(RpcError, match="file is too large to read"):
+        read_range(os.fsencode(path), True, 0, None)

@@ -107,7 +107,7 @@ def test_roots(tree: Path) -> None:
 
 
 def test_names(tmp_path: Path) -> None:
-    for name in ("sp ace", 'q"', "tab\t", "ü", "a:b", "100%"):
+    for name in ("sp ace", 'q"', "tab\t", "ü", "a:b", "c: d", "100%"):
         (tmp_path / name).touch()
     open(os.fsencode(tmp_path) + b"/bad\xff", "w").close()
     result = walked(tmp_path)
@@ -115,6 +115,7 @@ def test_names(tmp_path: Path) -> None:
     assert [entry["path"].removeprefix(base) for entry in result["entries"]] == [
         "100%25",
         "a:b",
+        "c:%20d",
         "q%22",
         "sp%20ace",
         "tab%09",

@@ -86,7 +86,6 @@ names = st.sampled_from(
         "a.b",
         "Ü",
         "[x]",
-        "\u017fHELL",
         "CODEX_THREAD_ID",
         "CODEX_TOOL_CALL_ID",
         EXIT_ON_CLOSE,

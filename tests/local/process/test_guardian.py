@@ -10,7 +10,6 @@ import sys
 from exec_server.local.process import guardian, tree
 from exec_server.local.process.tree import SESSION_SHIFT, TagSpace
 from support.machine import sleep_forever
-from support.wait import eventually
 
 
 def sleeper(tag: int) -> subprocess.Popen[bytes]:

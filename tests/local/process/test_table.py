@@ -33,6 +33,45 @@ def test_an_id_is_taken_from_the_start_until_the_retention_is_over() -> None:
     asyncio.run(run())
 
 
+def test_retention_has_a_bound() -> None:
+    async def run() -> None:
+        async with machine(retained_processes=3, retained_closed_output=1000) as (table, ear, _):
+
+            async def finished(process_id: str, *argv: str) -> None:
+                process = table.start(process_id, spec(*argv), ear)
+                await process.wait(State.CLOSED)
+                table.forget_later(process)
+
+            for number in range(6):
+                await finished(f"small {number}", "true")
+            assert [process.id for process in table] == ["small 3", "small 4", "small 5"]
+            for number in range(3):
+                await finished(f"large {number}", "head", "-c", "400", "/dev/zero")
+            # Three of these are too much, though three may be kept; the oldest goes.
+            assert [process.id for process in table] == ["large 1", "large 2"]
+
+    asyncio.run(run())
+
+
+def test_nothing_is_remembered_for_an_owner_who_is_gone() -> None:
+    async def run() -> None:
+        async with machine() as (table, ear, _):
+            done = table.start("done", spec("echo", "x"), ear)
+            await done.wait(State.CLOSED)
+            table.forget_later(done)
+            late = table.start("late", spec("cat", pipe_stdin=True), ear)
+            await late.started
+            killed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            table.kill_all(killed.set_result)
+            await killed
+            assert list(table) == []
+            await late.wait(State.CLOSED)
+            table.forget_later(late)
+            assert list(table) == []
+
+    asyncio.run(run())
+
+
 def test_a_start_that_fails_frees_its_id_at_once() -> None:
     async def run() -> None:
         async with machine() as (table, ear, _):

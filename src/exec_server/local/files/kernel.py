@@ -115,6 +115,8 @@ IN_Q_OVERFLOW: Final = 0x4000
 """Events were lost. Sent with no watch's number."""
 IN_IGNORED: Final = 0x8000
 """The watch is gone."""
+IN_EXCL_UNLINK: Final = 0x04000000
+"""Say nothing of what happens to files that have no name in the directory any more, or not yet."""
 IN_MASK_ADD: Final = 0x20000000
 """Add to what is watched already."""
 IN_ISDIR: Final = 0x40000000

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ...loop import Loop
 from .kernel import (
+    IN_EXCL_UNLINK,
     IN_IGNORED,
     IN_MASK_ADD,
     IN_Q_OVERFLOW,
@@ -58,7 +59,9 @@ class Notifier:
             watches = self._watches.get(watcher)
             if watches is None:
                 return False
-            number = inotify_add_watch(self._descriptor, b"/proc/self/fd/%d" % target, mask | IN_MASK_ADD)
+            number = inotify_add_watch(
+                self._descriptor, b"/proc/self/fd/%d" % target, mask | IN_MASK_ADD | IN_EXCL_UNLINK
+            )
             self._roles.setdefault(number, []).append((watcher, role))
             watches.add(number)
             return True

@@ -176,20 +176,20 @@ class _Walk:
         try:
             name.decode()
         except UnicodeDecodeError:
-            lossy = name.decode("utf-8", "replace").encode()
-            self._error(prefix + to_uri(b"/" + lossy)[8:].encode(), text(errno.ENOENT))
+            self._error(prefix + _escaped(name.decode("utf-8", "replace").encode()), text(errno.ENOENT))
             return None
-        return (
-            to_uri(base + name).encode()
-            if prefix == b"file:///"
-            else prefix + to_uri(b"//" + name)[9:].encode()
-        )
+        return to_uri(base + name).encode() if prefix == b"file:///" else prefix + _escaped(name)
 
     def _error(self, uri: bytes, message: str) -> None:
         self._budget -= ITEM_COST + len(uri) + len(message)
         if self._budget < 0:
             raise _Full
         self.errors.append((uri.decode(), message))
+
+
+def _escaped(name: bytes) -> bytes:
+    """A name as it is spelled in a URI, anywhere but at the root."""
+    return to_uri(b"/_/" + name)[len("file:///_/") :].encode()
 
 
 def _by_name(item: tuple[bytes, object]) -> bytes:

@@ -69,6 +69,9 @@ class ProcessTable:
 
     def forget_later(self, process: ManagedProcess) -> None:
         """Free the id when the retention of a closed process is over, or sooner if there are too many."""
+        if self._closed:
+            self.forget(process)  # nobody can ask any more
+            return
         limits = self._machine.limits
         self._retained.append((self._machine.loop.time() + limits.retention, process))
         self._retained_bytes += process.log.retained_bytes
@@ -142,6 +145,8 @@ class ProcessTable:
             for process in self._processes.values():
                 process.signal(signal.SIGKILL)  # also whoever shed the tag but stayed in the group
                 process.abandon()
+            self._processes.clear()
+            self._retained.clear()
             self._tags.release()
             count = killed.result()
             log.info("killed the processes of a session", killed=count)

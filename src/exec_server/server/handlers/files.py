@@ -29,7 +29,7 @@ from ...wire.errors import RpcError, invalid_request
 from ..connection import Connection
 from ..dispatch import Method
 
-__all__ = ["METHODS"]
+__all__ = ["METHODS", "files_of", "method"]
 
 P = TypeVar("P")
 
@@ -104,7 +104,8 @@ class _MissingWatcher:
 _open: dict[Connection, _Files] = {}
 
 
-def _files(connection: Connection) -> _Files:
+def files_of(connection: Connection) -> _Files:
+    """What this connection has open. Made with its first call."""
     files = _open.get(connection)
     if files is None:
         files = _open[connection] = _Files(connection)
@@ -115,7 +116,7 @@ def _files(connection: Connection) -> _Files:
 def _do_read_file(connection: Connection, params: wire.ReadFileParams) -> Any:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=False)
-    lane = _files(connection).lane
+    lane = files_of(connection).lane
     if params.offset is not None or params.length is not None:
         wanted = (params.offset or 0, params.length)
         return lane.submit(reads(path), read_range, path, params.follow_symlinks, *wanted)
@@ -129,7 +130,7 @@ def _do_read_file(connection: Connection, params: wire.ReadFileParams) -> Any:
 def _do_get_metadata(connection: Connection, params: wire.MetadataParams) -> Any:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=False)
-    lane = _files(connection).lane
+    lane = files_of(connection).lane
     if params.follow_symlinks and lane.free_for_reading:
         metadata = cached_metadata(path)
         if metadata is not None:
@@ -140,25 +141,25 @@ def _do_get_metadata(connection: Connection, params: wire.MetadataParams) -> Any
 def _do_canonicalize(connection: Connection, params: wire.PathParams) -> Pending[Any]:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=False)
-    return _files(connection).lane.submit(reads(path), canonicalize, path)
+    return files_of(connection).lane.submit(reads(path), canonicalize, path)
 
 
 def _do_read_directory(connection: Connection, params: wire.PathParams) -> Pending[Any]:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=False)
-    return _files(connection).lane.submit(reads(path), read_directory, path)
+    return files_of(connection).lane.submit(reads(path), read_directory, path)
 
 
 def _do_walk(connection: Connection, params: wire.WalkParams) -> Pending[Any]:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=False)
-    return _files(connection).lane.submit(reads(path), walk, path, params.path, params.options)
+    return files_of(connection).lane.submit(reads(path), walk, path, params.path, params.options)
 
 
 def _do_create_directory(connection: Connection, params: wire.CreateDirectoryParams) -> Pending[Any]:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=True)
-    return _files(connection).lane.submit(
+    return files_of(connection).lane.submit(
         writes(*_with_parents(path)) if params.recursive else writes(path),
         create_directory,
         path,
@@ -176,7 +177,7 @@ def _with_parents(path: bytes) -> list[bytes]:
 def _do_write_file(connection: Connection, params: wire.WriteFileParams) -> Pending[Any]:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=True)
-    return _files(connection).lane.submit(
+    return files_of(connection).lane.submit(
         writes(path), write_file, path, params.data_base64, params.follow_symlinks
     )
 
@@ -184,7 +185,7 @@ def _do_write_file(connection: Connection, params: wire.WriteFileParams) -> Pend
 def _do_remove(connection: Connection, params: wire.RemoveParams) -> Pending[Any]:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=True)
-    return _files(connection).lane.submit(
+    return files_of(connection).lane.submit(
         writes(path), remove, path, params.recursive, params.force, params.follow_symlinks
     )
 
@@ -193,37 +194,37 @@ def _do_copy(connection: Connection, params: wire.CopyParams) -> Pending[Any]:
     source, target = to_native(params.source_path), to_native(params.destination_path)
     require_plain(params.sandbox, changes=True)
     touches = (Touch(source, False), *writes(*_with_parents(target)))
-    return _files(connection).lane.submit(touches, copy, source, target, params.recursive)
+    return files_of(connection).lane.submit(touches, copy, source, target, params.recursive)
 
 
 def _do_open(connection: Connection, params: wire.OpenParams) -> Pending[Any]:
     path = to_native(params.path)
     changes = params.mode == "replace"
     require_plain(params.sandbox, changes=changes)
-    files = _files(connection)
+    files = files_of(connection)
     touches = (*writes(handle_path(params.handle_id)), Touch(path, changes))
     return files.lane.submit(touches, files.handles.open, params.handle_id, path, params.mode)
 
 
 def _do_read_block(connection: Connection, params: wire.ReadBlockParams) -> Pending[Any]:
-    files = _files(connection)
+    files = files_of(connection)
     touches = reads(handle_path(params.handle_id))
     return files.lane.submit(touches, files.handles.read, params.handle_id, params.offset, params.len)
 
 
 def _do_write_block(connection: Connection, params: wire.WriteBlockParams) -> Pending[Any]:
-    files = _files(connection)
+    files = files_of(connection)
     touches = writes(handle_path(params.handle_id))
     return files.lane.submit(touches, files.handles.write, params.handle_id, params.offset, params.chunk)
 
 
 def _do_close(connection: Connection, params: wire.CloseParams) -> Pending[Any]:
-    files = _files(connection)
+    files = files_of(connection)
     return files.lane.submit(writes(handle_path(params.handle_id)), files.handles.close, params.handle_id)
 
 
 def _do_watch_missing(connection: Connection, params: wire.WatchMissingParams) -> Any:
-    files = _files(connection)
+    files = files_of(connection)
     if not files.missing.newer(params.watch_id):
         return {"watching": False}
     try:
@@ -239,7 +240,7 @@ def _do_watch_missing(connection: Connection, params: wire.WatchMissingParams) -
 def _do_watch(connection: Connection, params: wire.WatchParams) -> Pending[Any]:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=False)
-    files, watch_id = _files(connection), params.watch_id
+    files, watch_id = files_of(connection), params.watch_id
     if watch_id in files.watches:
         raise invalid_request(f"watchId already exists: {watch_id}")
     if len(files.watches) >= MAX_WATCHES:
@@ -276,7 +277,7 @@ def _watch_started(
 
 
 def _do_unwatch(connection: Connection, params: wire.UnwatchParams) -> dict[str, str]:
-    watch = _files(connection).watches.pop(params.watch_id, None)
+    watch = files_of(connection).watches.pop(params.watch_id, None)
     if watch is not None:
         watch.close()
     return {}
@@ -285,13 +286,13 @@ def _do_unwatch(connection: Connection, params: wire.UnwatchParams) -> dict[str,
 def _do_move(connection: Connection, params: wire.MoveParams) -> Pending[Any]:
     source, target = to_native(params.source_path), to_native(params.destination_path)
     require_plain(params.sandbox, changes=True)
-    return _files(connection).lane.submit(writes(source, target), move, source, target, params.overwrite)
+    return files_of(connection).lane.submit(writes(source, target), move, source, target, params.overwrite)
 
 
 def _do_glob(connection: Connection, params: wire.GlobParams) -> Pending[Any]:
     path = to_native(params.path)
     require_plain(params.sandbox, changes=False)
-    return _files(connection).lane.submit(reads(path), glob, path, params)
+    return files_of(connection).lane.submit(reads(path), glob, path, params)
 
 
 def _do_search(connection: Connection, params: wire.SearchParams) -> Pending[Any]:
@@ -299,10 +300,11 @@ def _do_search(connection: Connection, params: wire.SearchParams) -> Pending[Any
 
     path = to_native(params.path)
     require_plain(params.sandbox, changes=False)
-    return _files(connection).lane.submit(reads(path), search, path, params)
+    return files_of(connection).lane.submit(reads(path), search, path, params)
 
 
-def _method(
+def method(
+    family: str,
     decode: Callable[[Any], P],
     run: Callable[[Connection, P], Any],
     *,
@@ -314,32 +316,32 @@ def _method(
     def decode_and_run(connection: Connection, params: Any) -> Any:
         decoded = decode(params)
         if connection.session is None:
-            raise invalid_request(f"client must call initialize before using {FAMILY} methods")
+            raise invalid_request(f"client must call initialize before using {family} methods")
         if not connection.initialized:
-            raise invalid_request(f"client must send initialized before using {FAMILY} methods")
+            raise invalid_request(f"client must send initialized before using {family} methods")
         return run(connection, decoded)
 
     return Method(object, decode_and_run, family=None, control=control, extension=extension)
 
 
 METHODS: Final = {
-    "fs/readFile": _method(wire.decode_read_file, _do_read_file),
-    "fs/getMetadata": _method(wire.decode_metadata, _do_get_metadata),
-    "fs/canonicalize": _method(wire.decode_path, _do_canonicalize),
-    "fs/readDirectory": _method(wire.decode_path, _do_read_directory),
-    "fs/walk": _method(wire.decode_walk, _do_walk),
-    "fs/createDirectory": _method(wire.decode_create_directory, _do_create_directory),
-    "fs/writeFile": _method(wire.decode_write_file, _do_write_file),
-    "fs/remove": _method(wire.decode_remove, _do_remove),
-    "fs/copy": _method(wire.decode_copy, _do_copy),
-    "fs/open": _method(wire.decode_open, _do_open),
-    "fs/readBlock": _method(wire.decode_read_block, _do_read_block),
-    "fs/writeBlock": _method(wire.decode_write_block, _do_write_block),
-    "fs/close": _method(wire.decode_close, _do_close, control=True),
-    "fs/watchMissing": _method(wire.decode_watch_missing, _do_watch_missing),
-    "fs/watch": _method(wire.decode_watch, _do_watch, extension=True),
-    "fs/unwatch": _method(wire.decode_unwatch, _do_unwatch, extension=True),
-    "fs/move": _method(wire.decode_move, _do_move, extension=True),
-    "fs/glob": _method(wire.decode_glob, _do_glob, extension=True),
-    "fs/search": _method(wire.decode_search, _do_search, extension=True),
+    "fs/readFile": method(FAMILY, wire.decode_read_file, _do_read_file),
+    "fs/getMetadata": method(FAMILY, wire.decode_metadata, _do_get_metadata),
+    "fs/canonicalize": method(FAMILY, wire.decode_path, _do_canonicalize),
+    "fs/readDirectory": method(FAMILY, wire.decode_path, _do_read_directory),
+    "fs/walk": method(FAMILY, wire.decode_walk, _do_walk),
+    "fs/createDirectory": method(FAMILY, wire.decode_create_directory, _do_create_directory),
+    "fs/writeFile": method(FAMILY, wire.decode_write_file, _do_write_file),
+    "fs/remove": method(FAMILY, wire.decode_remove, _do_remove),
+    "fs/copy": method(FAMILY, wire.decode_copy, _do_copy),
+    "fs/open": method(FAMILY, wire.decode_open, _do_open),
+    "fs/readBlock": method(FAMILY, wire.decode_read_block, _do_read_block),
+    "fs/writeBlock": method(FAMILY, wire.decode_write_block, _do_write_block),
+    "fs/close": method(FAMILY, wire.decode_close, _do_close, control=True),
+    "fs/watchMissing": method(FAMILY, wire.decode_watch_missing, _do_watch_missing),
+    "fs/watch": method(FAMILY, wire.decode_watch, _do_watch, extension=True),
+    "fs/unwatch": method(FAMILY, wire.decode_unwatch, _do_unwatch, extension=True),
+    "fs/move": method(FAMILY, wire.decode_move, _do_move, extension=True),
+    "fs/glob": method(FAMILY, wire.decode_glob, _do_glob, extension=True),
+    "fs/search": method(FAMILY, wire.decode_search, _do_search, extension=True),
 }

@@ -1,0 +1,144 @@
+"""Searching contents, by ripgrep and by our own program alike."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exec_server.local.files import search as module
+from exec_server.local.files.lane import Abandoned, Turn
+from exec_server.local.files.search import search
+from exec_server.wire.errors import RpcError
+from exec_server.wire.files import SearchParams
+
+CACHE = Path("~/.cache/exec-server").expanduser()
+RIPGREP = shutil.which("rg") or next((str(path) for path in CACHE.glob("*/**/codex-path/rg")), None)
+
+
+@pytest.fixture(params=["builtin", "ripgrep"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "ripgrep" and RIPGREP is None:
+        pytest.skip("ripgrep is not installed, nor in the cache of the reference")
+    program = RIPGREP if request.param == "ripgrep" else None
+    monkeypatch.setattr(module, "which", lambda _: program)
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "a.py").write_text("import os\n\ndef hello(name):\n    return name\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "b.txt").write_text("Hello there\nhello.world\nothello\n")
+    (tmp_path / ".hidden").write_text("hello\n")
+    (tmp_path / "binary").write_bytes(b"hello\0hello")
+    (tmp_path / "latin").write_bytes(b"hello \xff\n")
+    return tmp_path
+
+
+def found(root: Path, pattern: str, engine: str, **more: Any) -> list[tuple[str, int]]:
+    result = search(os.fsencode(root), SearchParams(path=root.as_uri(), pattern=pattern, **more))
+    assert result["engine"] == engine
+    base = root.as_uri() + "/"
+    return [(match["path"].removeprefix(base), match["lineNumber"]) for match in result["matches"]]
+
+
+def test_lines(root: Path, engine: str) -> None:
+    assert found(root, "hello", engine) == [("a.py", 3), ("latin", 1), ("src/b.txt", 2), ("src/b.txt", 3)]
+    assert found(root, "HELLO", engine, ignore_case=True, globs=["*.txt"]) == [
+        ("src/b.txt", 1),
+        ("src/b.txt", 2),
+        ("src/b.txt", 3),
+    ]
+    assert found(root, "hello", engine, whole_words=True, globs=["!latin"]) == [("a.py", 3), ("src/b.txt", 2)]
+    assert found(root, "hello.", engine, fixed_strings=True) == [("src/b.txt", 2)]
+    assert (".hidden", 1) in found(root, "hello", engine, hidden=True)
+    assert found(root, r"^def \w+\(", engine) == [("a.py", 3)]
+    assert found(root, "nowhere to be found", engine) == []
+    assert found(root, "hello", engine, globs=["src/*.txt"]) == [("src/b.txt", 2), ("src/b.txt", 3)]
+
+
+def test_places(root: Path, engine: str) -> None:
+    path = root / "a.py"
+    params = SearchParams(path=path.as_uri(), pattern="name", before_context=1, after_context=1)
+    result = search(os.fsencode(path), params)
+    assert result["matches"] == [
+        {
+            "path": path.as_uri(),
+            "lineNumber": 3,
+            "byteOffset": 11,
+            "line": "def hello(name):",
+            "submatches": [{"start": 10, "end": 14}],
+        },
+        {
+            "path": path.as_uri(),
+            "lineNumber": 4,
+            "byteOffset": 28,
+            "line": "    return name",
+            "submatches": [{"start": 11, "end": 15}],
+        },
+    ]
+    assert result["context"] == [{"path": path.as_uri(), "lineNumber": 2, "line": ""}]
+
+
+def test_names_and_contents_that_are_not_utf8(tmp_path: Path, engine: str) -> None:
+    with open(os.fsencode(tmp_path) + b"/n\xff", "wb") as file:
+        file.write(b"needle \xfe\n")
+    result = search(os.fsencode(tmp_path), SearchParams(path=tmp_path.as_uri(), pattern="needle"))
+    assert [(match["path"], match["line"]) for match in result["matches"]] == [
+        (tmp_path.as_uri() + "/n%FF", "needle \ufffd")
+    ]
+
+
+def test_limits(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "f").write_text("x\n" * 100_000)
+    (tmp_path / "long").write_text("y" * 100_000 + "\n")
+    params = SearchParams(path=tmp_path.as_uri(), pattern="x", max_results=5)
+    result = search(os.fsencode(tmp_path), params)
+    assert (len(result["matches"]), result["truncated"]) == (5, True)
+    result = search(os.fsencode(tmp_path), SearchParams(path=tmp_path.as_uri(), pattern="y+"))
+    assert (len(result["matches"][0]["line"]), result["matches"][0]["lineTruncated"]) == (4096, True)
+    assert result["matches"][0]["submatches"] == []
+
+
+def test_refusals(tmp_path: Path, engine: str) -> None:
+    def refused(**more: Any) -> str:
+        params = SearchParams(**{"path": tmp_path.as_uri(), "pattern": "x", **more})
+        with pytest.raises(RpcError) as caught:
+            search(os.fsencode(tmp_path), params)
+        assert caught.value.code == -32600
+        return caught.value.message
+
+    assert refused(pattern="(").startswith("fs/search cannot search for `(`: ")
+    assert refused(max_results=0) == "maxResults must be between 1 and 10000"
+    assert refused(before_context=101) == "beforeContext and afterContext must be at most 100"
+    with pytest.raises(FileNotFoundError):
+        search(os.fsencode(tmp_path / "missing"), SearchParams(path="file:///x", pattern="x"))
+
+
+def test_a_search_that_never_ends_ends_with_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "which", lambda _: None)
+
+    class Gone(Turn):
+        def __init__(self) -> None:
+            self.until = time.monotonic() + 0.5
+
+        def check(self) -> None:
+            if time.monotonic() > self.until:
+                raise Abandoned
+
+    (tmp_path / "f").write_text("a" * 100 + "\n")
+    params = SearchParams(path=tmp_path.as_uri(), pattern="(a+)+$b")
+    begun = time.monotonic()
+    with pytest.raises(Abandoned):
+        search(os.fsencode(tmp_path), params, Gone())
+    assert time.monotonic() - begun < 10
+    monkeypatch.setattr(module, "MAX_SECONDS", 0.3)
+    assert search(os.fsencode(tmp_path), params)["truncated"]

@@ -1,0 +1,53 @@
+"""server/dispatch.py: names and who does them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from exec_server.server.dispatch import find
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "control"),
+    [
+        ("initialize", None, False),
+        ("process/start", "exec", False),
+        ("process/read", "exec", False),
+        ("process/signal", "exec", True),
+        ("process/terminate", "exec", True),
+        ("environment/info", "environment info", True),
+        ("environment/status", "environment status", True),
+        ("environmentConfig/read", "environment config", False),
+        ("http/request", "http", False),
+        ("command/exec", "exec", False),
+        ("command/exec/terminate", "exec", True),
+    ],
+)
+def test_known(name: str, family: str | None, control: bool) -> None:
+    method = find(name)
+    assert method is not None
+    assert (method.family, method.control) == (family, control)
+    assert method.legacy == name.startswith("command/")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/", "process", "process/", "process/no", "no/such", "Process/start", "initialized"]
+)
+def test_unknown(name: str) -> None:
+    assert find(name) is None
+    assert find(name) is None
+
+
+def test_a_family_costs_nothing_before_it_is_called() -> None:
+    code = (
+        "import sys\n"
+        "from exec_server.server import dispatch\n"
+        "handlers = lambda: {name for name in sys.modules if '.server.handlers.' in name}\n"
+        "assert handlers() == set(), handlers()\n"
+        "dispatch.find('process/start')\n"
+        "assert handlers() == {'exec_server.server.handlers.processes'}, handlers()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
