@@ -250,14 +250,14 @@ def test_clients_that_vanish_leave_nothing(
 def test_running_out_of_descriptors_is_an_error_and_passes(
     start_server: Callable[..., RunningServer], connect: Callable[..., WebSocketPeer]
 ) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     server = start_server("--retention", "0")
     peer = connect(server)
     peer.initialize(extensions=True)
     peer.run("true")
     eventually(lambda: len(children(server.pid)) == 1, "only the guardian being there")
     before = Holdings.of(server.pid)
-    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (before.descriptors + 20, hard))
+    few = before.descriptors + 20
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (few, few))
     running, refused = [], []
     for number in range(30):
         params = peer.start_params(["cat"], pipeStdin=True, tty=number % 3 == 0)
@@ -279,4 +279,3 @@ def test_running_out_of_descriptors_is_an_error_and_passes(
         peer.finished(process_id)
     come_back(server.pid, before)
     assert peer.run("echo", "again").stdout == b"again\n"
-    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))

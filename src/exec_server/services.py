@@ -84,12 +84,15 @@ class ExitStatus(Struct, frozen=True):
 
 
 class Completed(Struct, frozen=True):
-    """A finished process and what it wrote: `terminal` for a PTY, the other two for pipes."""
+    """A process and what it wrote: `terminal` for a PTY, the other two for pipes.
+
+    `exit_code` is None only in a CommunicateTimeout whose process had not been reported dead yet.
+    """
 
     stdout: bytes
     stderr: bytes
     terminal: bytes
-    exit_code: int
+    exit_code: int | None
     dropped_bytes: int = 0
 
     @property

@@ -62,7 +62,9 @@ def test_death_by_signal_and_what_cannot_start(where: list[str]) -> None:
     assert run(where, "--", "sh", "-c", "kill -9 $$").returncode == 137
     done = run(where, "--", "no-such-program-anywhere")
     assert done.returncode == 127
-    assert b"no-such-program-anywhere: No such file or directory" in done.stderr
+    assert b"cannot run no-such-program-anywhere" in done.stderr
+    assert b"No such file or directory" in done.stderr
+    assert run(where, "--", "/etc/hostname").returncode == 126
 
 
 def test_a_timeout_kills(where: list[str]) -> None:

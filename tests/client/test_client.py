@@ -14,6 +14,7 @@ import pytest
 import exec_server
 from exec_server import Client, Closed, Exited, Output
 from exec_server.client.rpc import MAX_CALLS
+from exec_server.environments.connect import IN_PROCESS
 from support.machine import gone, running, sleep_forever
 from support.server import COMMAND, RunningServer
 
@@ -21,7 +22,7 @@ Scenario = Callable[[Client], Awaitable[None]]
 Run = Callable[[Scenario], None]
 
 
-@pytest.fixture(params=["local", "websocket", "unix", "stdio"])
+@pytest.fixture(params=["local", "in-process", "websocket", "unix", "stdio"])
 def target(
     request: pytest.FixtureRequest, server: RunningServer, tmp_path: Path
 ) -> Iterator[str | list[str] | None]:
@@ -29,6 +30,8 @@ def target(
     with ExitStack() as stack:
         if request.param == "local":
             yield None
+        elif request.param == "in-process":
+            yield IN_PROCESS
         elif request.param == "websocket":
             yield server.url
         elif request.param == "stdio":
@@ -162,7 +165,7 @@ def test_a_terminal(run: Run) -> None:
     run(scenario)
 
 
-def test_signals_and_termination(run: Run) -> None:
+def test_signals_and_termination(run: Run, target: Any) -> None:
     async def scenario(client: Client) -> None:
         script = "trap 'echo usr; exit 4' USR1; echo ready; while :; do sleep 0.05; done"
         process = await client.start(["sh", "-c", script])
@@ -176,8 +179,12 @@ def test_signals_and_termination(run: Run) -> None:
         tree = f"setsid sleep {marker} & (setsid sleep {marker} &); sleep {marker} & echo ready; wait"
         process = await client.start(["sh", "-c", tree])
         await anext(process.output())
-        assert await process.terminate() == 4
+        # In a process that is not ours alone nothing is marked, and only the group goes.
+        assert await process.terminate() == (1 if target == IN_PROCESS else 4)
         assert (await process.wait()).exit_code == 137
+        if target == IN_PROCESS:
+            for pid in running(marker):
+                os.kill(pid, 9)
         gone(marker)
 
         process = await client.start(
@@ -196,10 +203,14 @@ def test_leaving_the_context_leaves_nothing_behind(target: Any) -> None:
     async def main() -> None:
         async with exec_server.connect(target) as client:
             await client.start(["sleep", marker])
-            await client.start(["sh", "-c", f"setsid sleep {marker} & wait"])
+            escape = "" if target == IN_PROCESS else "setsid"
+            await client.start(["sh", "-c", f"{escape} sleep {marker} & wait"])
+            await (
+                await client.start(["sh", "-c", f"{escape} sleep {marker} > /dev/null 2>&1 & exit 0"])
+            ).wait()
             async with await client.start(["sleep", marker]):
                 pass
-            while len(running(marker)) < 3:
+            while len(running(marker)) < (3 if target == IN_PROCESS else 4):
                 await asyncio.sleep(0.01)
 
     asyncio.run(main())
@@ -372,3 +383,47 @@ def test_a_token_opens_the_door(tmp_path: Path) -> None:
                 assert (await client.run(["echo", "in"])).stdout == b"in\n"
 
         asyncio.run(main())
+
+
+def test_messages_larger_than_a_frame(tmp_path: Path) -> None:
+    with RunningServer("--retain-output", "40000000") as server:
+
+        async def main() -> None:
+            async with exec_server.connect(server.url) as client:
+                process = await client.start(["sh", "-c", "wc -c; head -c 30000000 /dev/zero"], stdin=True)
+                await process.write(bytes(20_000_000))
+                await process.close_stdin()
+                assert (await process.wait()).exit_code == 0
+                snapshot = await process.snapshot()
+                assert snapshot.stdout == b"20000000\n" + bytes(30_000_000)
+                assert sum(len(chunk.data) for chunk in (await process.read()).chunks) == 30_000_009
+
+        asyncio.run(main())
+
+
+def test_cancelled_calls_do_not_count(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        process = await client.start(["sleep", "30"])
+        for _ in range(3):
+            reads = [asyncio.ensure_future(process.read(wait=3600)) for _ in range(300)]
+            await asyncio.sleep(0)
+            for read in reads:
+                read.cancel()
+            await asyncio.gather(*reads, return_exceptions=True)
+        assert (await client.run(["echo", "hi"])).stdout == b"hi\n"
+
+    run(scenario)
+
+
+def test_what_is_not_text_is_refused_here(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        with pytest.raises(TypeError):
+            await client.start(["echo", b"x"])  # type: ignore[list-item]
+        with pytest.raises(TypeError):
+            await client.start(["env"], env={"A": b"x"})  # type: ignore[dict-item]
+        with pytest.raises(TypeError):
+            await client.run(["cat"], data="text")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="absolute path"):
+            await client.start(["pwd"], cwd="relative")
+
+    run(scenario)

@@ -180,7 +180,7 @@ def test_wss_is_for_those_who_speak_tls(
         (["--tls-cert", "x", "--tls-key", "y"], "`--tls-cert` and `--tls-key` need a `wss://` address"),
         (
             ["--listen", "wss://127.0.0.1:0", "--tls-cert", "/no/such", "--tls-key", "/no/such"],
-            "No such file",
+            "cannot read /no/such, which `--tls-cert` and `--tls-key` name",
         ),
         (
             ["--listen", "wss://0.0.0.0:0", "--tls-cert", "x", "--tls-key", "y"],

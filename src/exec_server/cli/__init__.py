@@ -10,7 +10,7 @@ import sys
 
 __all__ = ["main"]
 
-COMMANDS = ("run", "ps", "token", "help")
+COMMANDS = ("run", "ps", "fs", "token", "help")
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ..version import __version__
+from .fs import fs
 from .ps import ps
 from .run import run
 from .token import token
@@ -28,4 +29,5 @@ def show_help() -> None:
 
 commands.add_command(run)
 commands.add_command(ps)
+commands.add_command(fs)
 commands.add_command(token)

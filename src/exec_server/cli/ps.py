@@ -52,14 +52,19 @@ async def _list(url: str, token: str | None) -> list[ListedProcess]:
 def _row(process: ListedProcess) -> tuple[str, ...]:
     return (
         process.session,
-        process.process_id,
+        _printable(process.process_id),
         process.state,
         "-" if process.pid is None else str(process.pid),
         "-" if process.exit_code is None else str(process.exit_code),
         _age(time.time() - process.started_at_ms / 1000),
         _size(process.output_bytes),
-        shlex.join(process.argv),
+        _printable(shlex.join(process.argv)),
     )
+
+
+def _printable(text: str) -> str:
+    """What a command line holds must not steer the terminal it is shown on."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _age(seconds: float) -> str:

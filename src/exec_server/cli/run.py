@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ..local.process import descriptors
 from .options import fail, read_token, server_options
 
 if TYPE_CHECKING:
@@ -21,15 +23,16 @@ __all__ = ["run"]
 
 READ_BYTES: Final = 64 * 1024
 BROKEN_PIPE_EXIT: Final = 128 + signal.SIGPIPE
-CANNOT_START_EXIT: Final = 127
-"""What shells answer for a command that cannot be found."""
+NOT_ALLOWED_EXIT: Final = 126
+NOT_FOUND_EXIT: Final = 127
+"""What shells answer for commands that may not be run, and that are not there."""
 
 
 Soon = Callable[[Coroutine[Any, Any, Any]], None]
 """Starts something that is not waited for."""
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @server_options(required=False)
 @click.option("-t", "--tty", is_flag=True, help="Run on a terminal, connected to this one.")
 @click.option("--cwd", metavar="DIR", help="Directory to run in (default: here, or the server's own).")
@@ -47,7 +50,8 @@ def run(
 ) -> None:
     """Run COMMAND, pass on its input, output, signals and terminal size, and exit with its code.
 
-    A command that dies of signal N gives 128 + N; one that cannot be started gives 127; --timeout gives 124.
+    A command that dies of signal N gives 128 + N; one that is not found gives 127, one that may not be
+    run 126; --timeout gives 124.
     """
     from ..client.errors import ExecServerError
 
@@ -57,13 +61,18 @@ def run(
         if not equals or not name:
             raise click.BadParameter(f"{variable!r} is not NAME=VALUE", param_hint="--setenv")
         env[name] = value
-    if url is None:
-        cwd = os.path.abspath(cwd or ".")
+    descriptors.hide_inherited()  # so that 0, 1 and 2 are what they should be
     try:
+        if url is None:
+            cwd = os.path.abspath(cwd or ".")
+            if not os.path.isdir(cwd):
+                fail(f"{cwd}: no such directory")
+        for text in (*command, *env, *env.values()):
+            if not _is_text(text):
+                fail(f"{text!r}: not UTF-8, which is all that the protocol carries")
         code = asyncio.run(_run(url, read_token(token_file), tty, cwd, env, timeout, command))
     except (ExecServerError, OSError, TimeoutError) as error:
         fail(str(error))
-    sys.stdout.flush()
     # Threads that wait for input which never comes must not keep this process.
     os._exit(code)
 
@@ -79,9 +88,10 @@ async def _run(
 ) -> int:
     from ..client.client import INHERIT_ALL
     from ..client.errors import ServerRejected
-    from ..environments.connect import connect
+    from ..environments.connect import IN_PROCESS, connect
 
-    async with connect(url, token=token, client_name="exec-server-run") as client:
+    target = IN_PROCESS if url is None else url
+    async with connect(target, token=token, client_name="exec-server-run", dedicated_process=True) as client:
         rows, cols = _terminal_size() if tty else (None, None)
         if not client.has("processPtySize"):
             rows = cols = None
@@ -102,8 +112,9 @@ async def _run(
                 cols=cols,
             )
         except ServerRejected as error:
-            click.echo(f"exec-server: {command[0]}: {error.message}", err=True)
-            return CANNOT_START_EXIT
+            where = f" in {cwd}" if cwd else ""
+            click.echo(f"exec-server: cannot run {command[0]}{where}: {error.message}", err=True)
+            return NOT_ALLOWED_EXIT if "Permission denied" in error.message else NOT_FOUND_EXIT
         async with process:
             with _Terminal(tty):
                 return await _attend(client, process, tty, forward, timeout)
@@ -146,29 +157,46 @@ async def _attend(
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # whoever shares this descriptor has made it so
+            select.select([], [fd], [])
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def _forward_input(process: RemoteProcess) -> None:
     """Read in a thread of its own: stdin may be a file, which no loop can watch."""
-    from threading import Thread
+    from threading import Semaphore, Thread
 
     from ..client.errors import ExecServerError
 
     loop = asyncio.get_running_loop()
-    room = asyncio.Semaphore(4)
+    room = Semaphore(4)
     chunks: asyncio.Queue[bytes] = asyncio.Queue()
 
     def pump() -> None:
-        while True:
-            asyncio.run_coroutine_threadsafe(room.acquire(), loop).result()
+        data = b"."
+        while data:
+            room.acquire()
             try:
                 data = os.read(0, READ_BYTES)
+            except BlockingIOError:
+                select.select([0], [], [])
+                room.release()
+                continue
             except OSError:
                 data = b""
-            loop.call_soon_threadsafe(chunks.put_nowait, data)
-            if not data:
-                return
+            try:
+                loop.call_soon_threadsafe(chunks.put_nowait, data)
+            except RuntimeError:
+                return  # the command has ended, and with it the loop
 
     Thread(target=pump, daemon=True).start()
     try:

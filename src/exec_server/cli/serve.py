@@ -22,7 +22,8 @@ Usage: exec-server [OPTIONS]
 
 Commands (each with --help):
   run      run one command, here or on a server, as if it ran in this terminal
-  ps       list the processes of a server's session
+  ps       list the processes of every session of a server
+  fs       list, print, bring, fetch, remove and watch files, here or on a server
   token    make capability tokens and signed bearer tokens
 
 Listening:
@@ -181,19 +182,27 @@ def _serve(options: _Options, exit_on_stdin_close: bool) -> None:
     if any(name.startswith("--ws-") for name in values):
         authenticator = _authenticator(values, listen)
     _check_exposure(listen, authenticator is not None, values)
-    from ..server.serve import ServeOptions, serve
+    from ..server.serve import ServeError, serve
 
-    serve(
-        ServeOptions(
-            listen=listen,
-            limits=_limits(values),
-            authenticator=authenticator,
-            allowed_origins=frozenset(options.origins),
-            tls_cert=values.get("--tls-cert"),
-            tls_key=values.get("--tls-key"),
-            exit_on_stdin_close=exit_on_stdin_close,
-            hello="--hello" in values,
-        )
+    try:
+        serve(_serve_options(options, listen, authenticator, exit_on_stdin_close))
+    except ServeError as error:
+        raise _Refused(str(error)) from None
+
+
+def _serve_options(options: _Options, listen: Listen, authenticator: Any, exit_on_stdin_close: bool) -> Any:
+    from ..server.serve import ServeOptions
+
+    values = options.values
+    return ServeOptions(
+        listen=listen,
+        limits=_limits(values),
+        authenticator=authenticator,
+        allowed_origins=frozenset(options.origins),
+        tls_cert=values.get("--tls-cert"),
+        tls_key=values.get("--tls-key"),
+        exit_on_stdin_close=exit_on_stdin_close,
+        hello="--hello" in values,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -20,9 +20,11 @@ from ..wire.handshake import InitializeParams
 from ..wire.process import EnvPolicy, ListedProcess, ListResult, PtySize, StartParams, StartResult
 from ..wire.uri import path_to_uri
 from .errors import ConnectionLost, ExecServerError, ProtocolError, ServerRejected, Unsupported
-from .files import RemoteFiles
 from .process import RemoteProcess, decode_event
 from .rpc import Rpc
+
+if TYPE_CHECKING:
+    from .files import RemoteFiles
 
 __all__ = ["Client", "ConnectOptions", "InitializeReply", "connect"]
 
@@ -70,6 +72,7 @@ class Client:
         self._after_close: list[Callable[[], Awaitable[None]]] = []
         self._background: set[asyncio.Future[Any]] = set()
         self._listeners: dict[str, tuple[Callable[[Raw], None], Callable[[str], None]]] = {}
+        self._started = False
         self.session_id = ""
         self.info: dict[str, Any] = {}
         """`environment/info` of the server."""
@@ -159,6 +162,8 @@ class Client:
     @cached_property
     def files(self) -> RemoteFiles:
         """The files of the machine."""
+        from .files import RemoteFiles  # many clients only run commands
+
         return RemoteFiles(self)
 
     # Processes -----------------------------------------------------------------------------------
@@ -185,6 +190,9 @@ class Client:
         """
         if isinstance(argv, str):
             raise TypeError('argv is a list of words; for a shell, say ["sh", "-c", command]')
+        for text in (*argv, *(env or {}).keys(), *(env or {}).values()):
+            if not isinstance(text, str):
+                raise TypeError(f"words and variables are text, not {type(text).__name__}: {text!r}")
         size = None
         if tty and (rows is not None or cols is not None):
             if not self.has("processPtySize"):
@@ -207,6 +215,7 @@ class Client:
         if process.id in self._processes:
             raise ValueError(f"session already registered for process {process.id}")
         self._processes[process.id] = process
+        self._started = True
         try:
             await self.call("process/start", params, StartResult)
         except asyncio.CancelledError:
@@ -245,7 +254,13 @@ class Client:
         if cwd is None:
             known = self.info.get("cwd")
             return known if isinstance(known, str) else "file:///"
-        return cwd if cwd.startswith("file:") else path_to_uri(cwd)
+        if cwd.startswith("file:"):
+            return cwd
+        if not cwd.startswith("/"):
+            raise ValueError(
+                f"cwd is an absolute path or a file: URI, not {cwd!r}: whose directory would it be in?"
+            )
+        return path_to_uri(cwd)
 
     # From the connection -------------------------------------------------------------------------
 
@@ -280,11 +295,14 @@ class Client:
 
     async def close(self) -> None:
         """End every process started here, then the connection. May be called more than once."""
-        if not self._rpc.closed and self._processes:
+        if not self._rpc.closed and self._started:
             try:
                 async with asyncio.timeout(CLEANUP_SECONDS):
+                    if self.has("processTerminateAll"):
+                        # Also what processes that have ended left running in the background.
+                        await self.call("process/terminateAll", None, dict[str, int])
                     await asyncio.gather(*(process.end() for process in list(self._processes.values())))
-            except (TimeoutError, ConnectionLost):
+            except (TimeoutError, ConnectionLost, ServerRejected):
                 pass
         self._rpc.close()
         calls, self._after_close = self._after_close, []

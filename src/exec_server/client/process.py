@@ -57,6 +57,12 @@ HISTORY_BYTES: Final = 1024 * 1024
 WRITE_BYTES: Final = 64 * 1024
 """What `communicate` writes at once."""
 
+UNKNOWN_EXIT: Final = -1
+"""What servers report when the kernel could not be asked for the exit code."""
+
+MAX_WRITE_BYTES: Final = 4 * 1024 * 1024
+"""What is sent in one message: with base64, well below the largest frame a server takes."""
+
 CLEANUP_SECONDS: Final = 2.0
 """How long a killed process may take to be reported closed."""
 
@@ -257,6 +263,13 @@ class RemoteProcess:
 
     async def write(self, data: bytes) -> None:
         """Write to stdin: applied once, however often it has to be sent."""
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"a process is written bytes, not {type(data).__name__}")
+        view = memoryview(data).cast("B")
+        for start in range(0, max(len(view), 1), MAX_WRITE_BYTES):
+            await self._write_piece(bytes(view[start : start + MAX_WRITE_BYTES]))
+
+    async def _write_piece(self, data: bytes) -> None:
         write_id = str(self._next_write)
         self._next_write += 1
         params = {"processId": self._id, "chunk": base64.encode(data), "writeId": write_id}
@@ -329,6 +342,10 @@ class RemoteProcess:
     async def _status(self) -> ExitStatus:
         if self._exit is None:
             raise ProcessFailed(f"process {self._id!r} was closed without an exit code")
+        if self._exit.exit_code == UNKNOWN_EXIT:
+            failure = (await self.read(after_seq=self._sequencer.last)).failure
+            if failure is not None:
+                raise ProcessFailed(failure)
         denied = self._exit.sandbox_denied
         if denied is None:
             denied = (await self.read(after_seq=self._sequencer.last)).sandbox_denied
@@ -338,6 +355,8 @@ class RemoteProcess:
         self, data: bytes | None = None, timeout: float | None = None, *, limit: int | None = None
     ) -> Completed:
         """Write, close stdin, gather everything until the end. `limit` bounds what is kept, newest first."""
+        if data is not None and not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"a process is written bytes, not {type(data).__name__}")
         if data and not (self._stdin or self._tty):
             raise StdinClosed(f"process {self._id!r} was started without stdin")
         if self._stdin and not self._tty and not self._client.has("processCloseStdin"):
@@ -348,7 +367,7 @@ class RemoteProcess:
                 await self._exchange(data or b"", gathered)
         except TimeoutError:
             await self._kill_quietly(gathered)
-            raise CommunicateTimeout(timeout or 0.0, gathered.completed(self.exit_code or 0)) from None
+            raise CommunicateTimeout(timeout or 0.0, gathered.completed(self.exit_code)) from None
         if self._failure is not None:
             raise ProcessFailed(self._failure)
         return gathered.completed((await self._status()).exit_code)
@@ -499,7 +518,7 @@ class _Gathered:
             self._size -= size
             self._dropped += size
 
-    def completed(self, exit_code: int) -> Completed:
+    def completed(self, exit_code: int | None) -> Completed:
         def joined(stream: str) -> bytes:
             return b"".join([chunk.data for chunk in self._chunks if chunk.stream == stream])
 

@@ -92,8 +92,14 @@ class Rpc:
         self._next_id += 1
         future: asyncio.Future[Raw] = self._loop.create_future()
         self._calls[request_id] = (method, future)
+        future.add_done_callback(lambda done: self._given_up(request_id, done))
         self._channel.send(encode_request(request_id, method, params))
         return future
+
+    def _given_up(self, request_id: int, future: asyncio.Future[Raw]) -> None:
+        """Nobody waits for the answer any more, so it does not count as a call."""
+        if future.cancelled():
+            self._calls.pop(request_id, None)
 
     def notify(self, method: str, params: Any) -> None:
         """Tell the server something that has no answer."""

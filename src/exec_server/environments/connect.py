@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..client.client import Client, ConnectOptions, Dialer
 from ..client.client import connect as open_client
@@ -14,10 +16,15 @@ from ..client.launch import ExecServerLaunchCommand, Launched, launch
 from ..limits import Limits
 from ..transport.channel import Channel, Receiver
 
-__all__ = ["Connecting", "Target", "connect"]
+__all__ = ["IN_PROCESS", "Connecting", "Target", "connect"]
 
 Target = str | Sequence[str] | ExecServerLaunchCommand | None
-"""`ws://`, `wss://`, `unix://`, `stdio:COMMAND`, the words of a command, or None for this process."""
+"""`ws://`, `wss://`, `unix://`, `stdio:COMMAND`, the words of a command, IN_PROCESS, or None: a server on
+this machine for this client alone."""
+
+IN_PROCESS = "in-process:"
+"""Serve from inside this very process. Nothing is started for it, but of a process that is terminated only
+the process group goes: marking whole trees would mark whatever else this process starts meanwhile."""
 
 CONNECT_TIMEOUT = 10.0
 """Seconds for the connection and the upgrade."""
@@ -53,17 +60,22 @@ class Connecting:
         timeout = settings.pop("connect_timeout")
         headers = dict(settings.pop("headers") or {})
         ssl = settings.pop("ssl")
+        dedicated = settings.pop("dedicated_process")
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         options = ConnectOptions(**settings)
         target = self._target
         if target is None:
-            return await _in_process(options)
+            target = [sys.executable, "-m", "exec_server", "--listen", "stdio"]
+        if target == IN_PROCESS:
+            return await _in_process(options, dedicated)
         if isinstance(target, str):
             if not target.startswith("stdio:"):
                 return await open_client(_dialer(target, headers, timeout, ssl), options)
-            target = shlex.split(target.removeprefix("stdio:").removeprefix("//"))
+            target = _words(target)
         if not isinstance(target, ExecServerLaunchCommand):
+            if not isinstance(target, Sequence) or not target:
+                raise ExecServerError(f"cannot connect to {target!r}: neither an address nor a command")
             program, *args = target
             target = ExecServerLaunchCommand(program=program, args=args)
         return await _launched(launch(target), options)
@@ -80,11 +92,13 @@ def connect(
     initialize_timeout: float = 10.0,
     resume_session_id: str | None = None,
     binary_output: bool = True,
+    dedicated_process: bool = False,
 ) -> Connecting:
-    """Connect to a server, start one, or (without a target) be one.
+    """Connect to a server, or (without a target) to one of our own on this machine.
 
     `token` is sent as a bearer token; `ssl` is an ssl.SSLContext for `wss://`. Leaving the context ends
-    every process that was started through the client.
+    every process that was started through the client. `dedicated_process` is for programs that start
+    nothing else: then in-process serving takes whole trees along, too.
     """
     return Connecting(
         target,
@@ -97,6 +111,7 @@ def connect(
             "initialize_timeout": initialize_timeout,
             "resume_session_id": resume_session_id,
             "binary_output": binary_output,
+            "dedicated_process": dedicated_process,
         },
     )
 
@@ -104,6 +119,10 @@ def connect(
 def _dialer(url: str, headers: dict[str, str], timeout: float, ssl: Any) -> Dialer:
     scheme, separator, rest = url.partition("://")
     if separator and scheme in ("ws", "wss") and rest:
+        try:
+            urlsplit(url).port  # noqa: B018  # it is the looking that finds a bad one
+        except ValueError as error:
+            raise ExecServerError(f"cannot connect to `{url}`: {error}") from None
 
         async def dial_websocket(receiver: Receiver) -> Channel:
             from ..transport import websocket
@@ -134,14 +153,24 @@ async def _launched(server: Launched, options: ConnectOptions) -> Client:
     return client
 
 
-async def _in_process(options: ConnectOptions) -> Client:
+def _words(target: str) -> list[str]:
+    try:
+        words = shlex.split(target.removeprefix("stdio:").removeprefix("//"))
+    except ValueError as error:
+        raise ExecServerError(f"cannot connect to `{target}`: {error}") from None
+    if not words:
+        raise ExecServerError(f"cannot connect to `{target}`: no command is named after `stdio:`")
+    return words
+
+
+async def _in_process(options: ConnectOptions, dedicated: bool) -> Client:
     import asyncio
 
     from ..server.server import Server
     from ..transport.memory import pair
 
     limits = Limits()
-    server = Server(asyncio.get_running_loop(), limits)
+    server = Server(asyncio.get_running_loop(), limits, tag_trees=dedicated)
 
     async def dial(receiver: Receiver) -> Channel:
         ours, theirs = pair(limits.outgoing_high_water)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import log
+from ..local.process import tree
 from ..loop import Pending
 from ..transport.channel import Channel
 from ..wire.envelope import (
@@ -63,6 +64,8 @@ class Connection:
         """Called when the connection is gone: what belongs to the connection and not to its session."""
         self.http_streams: dict[str, Pending[None] | None] = {}
         """HTTP bodies on their way to this connection, by request id."""
+        self.legacy_tags: set[int] = set()
+        """Tags of processes of the first dialect, which end with the connection."""
         self._room: Pending[None] | None = None
         server.metrics.connections += 1
         server.metrics.connections_total += 1
@@ -127,6 +130,8 @@ class Connection:
             if body is not None:
                 body.cancel()
         self._make_room()
+        if self.legacy_tags:
+            self.server.machine.killer.run(tree.kill_tagged, self.legacy_tags.__contains__)
         for call in list(self.on_end):
             call()
         session, self.session = self.session, None

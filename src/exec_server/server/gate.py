@@ -31,8 +31,7 @@ class Gate:
 
     def _decide(self, head: Head) -> Answer | None:
         # A browser sends Origin with every request a page can make it send; no other client does.
-        origin = head.get("origin")
-        if origin is not None and origin not in self._allowed_origins:
+        if any(name == "origin" and value not in self._allowed_origins for name, value in head.headers):
             return Answer(403)
         if head.path in ("/readyz", "/healthz", "/metrics"):
             return self._probe(head)

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
     from .auth import Authenticator
 
-__all__ = ["ServeOptions", "serve"]
+__all__ = ["ServeError", "ServeOptions", "serve"]
+
+
+class ServeError(Exception):
+    """The server cannot start like this; the text says what to change."""
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):
@@ -46,7 +50,6 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
 def serve(options: ServeOptions) -> None:
     """Serve until told to stop."""
     descriptors.hide_inherited()
-    descriptors.raise_limit()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if options.listen.kind == "stdio":
         _serve_stdio(options.limits)
@@ -112,12 +115,11 @@ async def _listen(options: ServeOptions) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    listener: asyncio.AbstractServer | None = None
+    listener: Listener | None = None
     try:
-        listener, url = await _open(options, gate, accept)
+        listener, url = _open(options, gate, accept)
         if url:
-            sys.stdout.write(f"{url}\n")
-            sys.stdout.flush()
+            _say(url)
         if options.hello:
             _say_hello(url)
         if options.exit_on_stdin_close:
@@ -137,11 +139,19 @@ async def _listen(options: ServeOptions) -> None:
         server.close()
 
 
+def _say(url: str) -> None:
+    """The one line on stdout. A server whose stdout is closed serves all the same."""
+    try:
+        os.write(1, f"{url}\n".encode())
+    except OSError as error:
+        log.warning("the address could not be written to stdout", url=url, reason=str(error))
+
+
 def _report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What went wrong in the loop: a peer that broke off its handshake is nothing to wake anybody for."""
     error = context.get("exception")
     kind = error if isinstance(error, type) else type(error)
-    if issubclass(kind, OSError):  # what TLS has to complain about is one, too
+    if issubclass(kind, ConnectionError | TimeoutError) or kind.__module__ == "ssl":
         log.info("a connection failed", reason=context.get("message"))
     elif isinstance(error, BaseException):
         log.error(str(context.get("message")), exc_info=error)
@@ -149,31 +159,29 @@ def _report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         log.error(str(context.get("message")), error=str(error))
 
 
-async def _open(
-    options: ServeOptions, gate: Gate, accept: Accept
-) -> tuple[asyncio.AbstractServer | None, str]:
+def _open(options: ServeOptions, gate: Gate, accept: Accept) -> tuple[Listener | None, str]:
     """The listening socket and the address it got."""
-    import asyncio
-
-    import aiofastnet
+    import socket
 
     from ..transport import unix
     from ..transport.door import Door
+    from ..transport.listener import Listener
 
     listen = options.listen
     if listen.kind == "off":
         return None, ""
     if listen.kind == "unix":
-        return await unix.listen(listen.path, gate.route, accept, options.limits), f"unix://{listen.path}"
-    listener = await aiofastnet.create_server(
-        asyncio.get_running_loop(),
-        lambda: Door(gate.route, accept, options.limits),
-        listen.host,
-        listen.port,
-        ssl=_tls(options),
-        backlog=1024,
-    )
-    return listener, listen.url(listener.sockets[0].getsockname()[1])
+        return unix.listen(listen.path, gate.route, accept, options.limits), f"unix://{listen.path}"
+    tls = _tls(options)
+    sock = socket.socket(socket.AF_INET6 if ":" in listen.host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((listen.host, listen.port))
+        listener = Listener(sock, lambda: Door(gate.route, accept, options.limits), tls)
+    except BaseException:
+        sock.close()
+        raise
+    return listener, listen.url(listener.port)
 
 
 def _tls(options: ServeOptions) -> ssl.SSLContext | None:
@@ -182,7 +190,20 @@ def _tls(options: ServeOptions) -> ssl.SSLContext | None:
     import ssl
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(options.tls_cert, options.tls_key)
+
+    def no_passphrase() -> str:
+        raise ServeError(f"the key in {options.tls_key} is encrypted; a server cannot be asked for it")
+
+    for path in (options.tls_cert, options.tls_key):
+        if path is not None and not os.access(path, os.R_OK):
+            raise ServeError(f"cannot read {path}, which `--tls-cert` and `--tls-key` name")
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key, no_passphrase)
+    except ssl.SSLError as error:
+        raise ServeError(
+            f"{options.tls_cert} and {options.tls_key} are not a certificate chain and its key in PEM form:"
+            f" {error.reason or error}"
+        ) from None
     return context
 
 
@@ -223,4 +244,5 @@ if TYPE_CHECKING:
     import ssl
 
     from ..transport.door import Accept
+    from ..transport.listener import Listener
     from .gate import Gate

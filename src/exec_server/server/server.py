@@ -53,6 +53,7 @@ CAPABILITIES: Final = {
     "processLifecycleEvents": True,
     "processSignals": True,
     "processList": True,
+    "processTerminateAll": True,
     "processFlowControl": True,
     "binaryOutput": True,
     "fsWatch": True,
@@ -67,12 +68,12 @@ CAPABILITIES: Final = {
 class Server:
     """Serves this machine to any number of connections."""
 
-    def __init__(self, loop: Loop, limits: Limits | None = None) -> None:
+    def __init__(self, loop: Loop, limits: Limits | None = None, *, tag_trees: bool = True) -> None:
         self.loop = loop
         self.limits = limits or Limits()
         self.metrics = Metrics()
         self.linger = Linger(loop, self.limits.linger)
-        self.machine = ProcessMachine(loop, self.limits)
+        self.machine = ProcessMachine(loop, self.limits, tag_trees=tag_trees)
         self.sessions = SessionRegistry(self.machine, self.metrics)
         self._connections: set[Connection] = set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -13,27 +14,27 @@ import aiofastnet
 from ..limits import Limits
 from .channel import Receiver
 from .door import Accept, Door, Route
+from .listener import Listener
 from .websocket import WebSocketChannel, open_channel, without_tcp_options
 
 __all__ = ["connect", "listen"]
 
 
-async def listen(path: str, route: Route, accept: Accept, limits: Limits) -> asyncio.AbstractServer:
+def listen(path: str, route: Route, accept: Accept, limits: Limits) -> Listener:
     """Listen on a socket that only this account can open. A stale socket file is replaced."""
     _remove_stale(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
         sock.bind(path)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        # The system names neither the path nor, for one that is too long, an error number.
+        raise OSError(error.errno or errno.ENAMETOOLONG, error.strerror or str(error), path) from None
     finally:
         os.umask(before)
     # aiofastnet's transports copy what they cannot send at once, which picows relies on.
-    return await aiofastnet.create_unix_server(
-        asyncio.get_running_loop(), lambda: Door(route, accept, limits, f"unix:{path}"), sock=sock
-    )
+    return Listener(sock, lambda: Door(route, accept, limits, f"unix:{path}"), None, path)
 
 
 async def connect(

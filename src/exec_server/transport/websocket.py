@@ -27,6 +27,9 @@ _FRAME_64: Final = struct.Struct("!BBQ").pack
 VECTOR_BYTES: Final = 8 * 1024
 """From this size on, copying a message costs more than handing out its parts."""
 
+FRAGMENT_BYTES: Final = MAX_FRAME_BYTES // 2
+"""Messages above this go in several frames; both ends of the reference refuse frames above twice that."""
+
 _READ_BUFFER_BYTES: Final = 64 * 1024
 
 logging.getLogger("picows").addHandler(logging.NullHandler())
@@ -83,10 +86,13 @@ class WebSocketChannel(WSListener):
     def send(self, message: bytes) -> None:
         if self._transport is None:
             return
+        size = len(message)
+        if size > FRAGMENT_BYTES:
+            self._send_fragments(message)
+            return
         if not self._server_side:
             self._transport.send(_TEXT, message)  # masked, so it is copied anyway
             return
-        size = len(message)
         if size >= VECTOR_BYTES:
             self._outbox += (_frame(0x81, size), message)
             self._flush()
@@ -96,6 +102,16 @@ class WebSocketChannel(WSListener):
             # What else is said in this turn of the loop goes out with it.
             self._flush_planned = True
             self._loop.call_soon(self._flush)
+
+    def _send_fragments(self, message: bytes) -> None:
+        """A message that is larger than the largest frame peers take, in several."""
+        self._flush()
+        kind = _TEXT
+        for start in range(0, len(message), FRAGMENT_BYTES):
+            if self._transport is not None:
+                part = message[start : start + FRAGMENT_BYTES]
+                self._transport.send(kind, part, start + FRAGMENT_BYTES >= len(message))
+            kind = WSMsgType.CONTINUATION
 
     def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
         if self._transport is None:

@@ -74,9 +74,13 @@ def test_children_have_the_limit_the_server_was_started_with(
         server = start_server()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (hard, hard)
     peer = connect(server)
     peer.initialize()
+    assert peer.run_shell("ulimit -S -n").stdout.strip() == str(wanted).encode(), "nothing is raised yet"
+    sleepers = [peer.shell("sleep 600") for _ in range(80)]
+    assert resource.prlimit(server.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    for sleeper in sleepers:
+        peer.call("process/terminate", {"processId": sleeper})
     # The shell looks after it has been told who it is, so that the limit has been put back.
     process_id = peer.shell("read line; ulimit -S -n", pipeStdin=True)
     peer.write(process_id, b"go\n")

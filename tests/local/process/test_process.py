@@ -178,6 +178,7 @@ def test_terminating_gives_the_number_of_processes() -> None:
             marker = sleep_forever()
             script = f"setsid sleep {marker} & sleep {marker} & sleep {marker}"
             process = table.start("p", spec("/bin/bash", "-c", script), ear)
+            await process.started
             await eventually_async(lambda: len(running(f"sleep\0{marker}")) == 3, "three sleepers")
             killed = process.terminate()
             assert process.terminate() is killed  # the same kill, not another

@@ -1,8 +1,8 @@
 """Who does an operation: this process, or somebody with fewer rights.
 
-`executor` is the one place where that is decided. Today there is only this process, so whatever asks
-for less than everything is refused; a sandbox is added by returning something that performs the
-operation in it.
+`require_plain` is the one place where that is decided, and every operation on a path asks it first.
+Today there is only this process, so whatever asks for less than everything is refused; a sandbox is
+added by giving back who performs the operation instead of refusing it.
 """
 
 from __future__ import annotations

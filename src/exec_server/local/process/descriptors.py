@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import os
 import resource
+from typing import Final
 
-__all__ = ["hide_inherited", "raise_limit", "restore_in_child"]
+__all__ = ["hide_inherited", "make_room", "restore_in_child"]
+
+DESCRIPTORS_PER_PROCESS: Final = 4
+"""Three streams and a pidfd."""
+
+BEFORE_LOOKING: Final = 16
+"""Processes that any limit leaves room for."""
 
 _inherited_limit: tuple[int, int] | None = None
 """The limit this process was started with, once it has been raised."""
 
 
-def raise_limit() -> None:
-    """Allow this process as many descriptors as it may have; children get back what we were given."""
+def make_room(processes: int) -> None:
+    """Raise our limit on descriptors when this many processes may come to need it.
+
+    Only then: a child inherits our limit and gets back the one we were given a moment after it has
+    started, and should rather never see another.
+    """
     global _inherited_limit
+    if _inherited_limit is not None or processes < BEFORE_LOOKING:
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
+    if soft == hard or processes * DESCRIPTORS_PER_PROCESS < soft // 2:
         return
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -37,7 +37,7 @@ class Guard:
         if self._write_end is not None or self._stopped or not tree.SUPPORTED:
             return
         if not sys.executable:
-            log.warning("no guardian: this Python does not know its own path, so processes may outlive it")
+            log.error("no guardian: this Python does not know its own path, so processes may outlive it")
             return
         try:
             read_end, self._write_end = os.pipe()
@@ -72,7 +72,7 @@ class Guard:
         try:
             self._pidfd = outcome.result()
         except OSError as error:
-            log.warning("no guardian: processes may outlive this one if it is killed", reason=str(error))
+            log.error("no guardian: processes may outlive this one if it is killed", reason=str(error))
             return
         self._loop.add_reader(self._pidfd, self._died)
         if self._stopped:

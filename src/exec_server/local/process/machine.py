@@ -23,10 +23,12 @@ SPAWN_TIMEOUT: Final = 2.0
 class ProcessMachine:
     """One per server, or per local environment."""
 
-    def __init__(self, loop: Loop, limits: Limits) -> None:
+    def __init__(self, loop: Loop, limits: Limits, *, tag_trees: bool = True) -> None:
         self.loop = loop
         self.limits = limits
         self.tags = TagSpace()
+        self.tag_trees = tag_trees and tree.SUPPORTED
+        """Whether children are marked. Not in a process that also starts others: they would be, too."""
         self.spawner = Worker(loop, "exec-server-spawn")
         self.killer = Worker(loop, "exec-server-kill")
         self.watcher = ExitWatcher(loop)

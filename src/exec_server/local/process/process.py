@@ -48,6 +48,12 @@ PIPE_BYTES: Final = 1024 * 1024
 
 F_SETPIPE_SZ: Final = getattr(fcntl, "F_SETPIPE_SZ", 1031)
 
+TERMINAL_DELAY: Final = 0.05
+"""Seconds between looks at a terminal that the child has let go of."""
+
+TRACED_EXIT_DELAY: Final = 0.02
+"""Seconds between looks at a dead child that its debugger has not let go of."""
+
 UNKNOWN_EXIT: Final = -1
 """The exit code when the kernel could not be asked for the real one."""
 
@@ -275,6 +281,12 @@ class ManagedProcess:
 
     def stream_ended(self, stream: _Stream) -> None:
         """EOF on one of the streams."""
+        if stream.terminal and self.state is State.RUNNING:
+            # Closing our end would hang up on a child that only let go of its terminal, as many do on
+            # their way out. It may also come back to it, which nobody tells us.
+            self._stop_reading(stream)
+            self._loop.call_later(TERMINAL_DELAY, self._read_streams)
+            return
         self._close_stream(stream)
         self._close_if_done()
 
@@ -314,6 +326,7 @@ class ManagedProcess:
             self.failure = "the exit status of the process was taken by somebody else"
         if self._force_timer is not None:
             self._force_timer.cancel()
+            self.kill_tree()  # it went when it was asked to; what it left behind was not asked
         if not self._holds or self.terminated:
             # What it said before it died belongs before the news of its death.
             for stream in list(self._streams):
@@ -411,6 +424,13 @@ class ManagedProcess:
             self._killer.run(tree.kill_tagged, tag.__eq__).then(lambda done: self._kill_done(killing, done))
         return killing
 
+    def kill_tree(self) -> Pending[int]:
+        """Kill whatever still carries this process's tag; how many there were."""
+        tag = self.spec.tag
+        if tag is None:
+            return resolved(0)
+        return self._killer.run(tree.kill_tagged, tag.__eq__)
+
     def terminate_gracefully(self, grace: float) -> None:
         """Ask first, and kill when the time is over. Asking again can only shorten it."""
         if self.state is not State.RUNNING or self.terminated:
@@ -470,7 +490,20 @@ class ExitWatcher:
 
     def _readable(self, process: ManagedProcess, pidfd: int) -> None:
         self._loop.remove_reader(pidfd)
-        process.exit_noticed()
+        self._notice(process, pidfd)
+
+    def _notice(self, process: ManagedProcess, pidfd: int) -> None:
+        try:
+            dead = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except BlockingIOError:
+            dead = False
+        except ChildProcessError:
+            dead = True  # somebody else has reaped it
+        if dead:
+            process.exit_noticed()
+        else:
+            # A debugger is told first; its parent has to wait until it has heard.
+            self._loop.call_later(TRACED_EXIT_DELAY, self._notice, process, pidfd)
 
     def _watch_in_thread(self, process: ManagedProcess) -> None:
         """Where there are no pidfds."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from ... import log
 from ...loop import Pending
 from ...wire.errors import invalid_request
-from . import tree
+from . import descriptors, tree
 from .machine import ProcessMachine
 from .process import Listener, ManagedProcess, State
 from .spawn import Spawned, SpawnSpec, spawn
@@ -51,13 +51,15 @@ class ProcessTable:
         limit = machine.limits.max_processes
         if limit is not None and sum(process.live for process in self._processes.values()) >= limit:
             raise invalid_request(f"process limit reached ({limit})")
-        spec.tag = self._tags.new() if tree.SUPPORTED else None
+        descriptors.make_room(len(self._processes))
+        spec.tag = self._tags.new() if machine.tag_trees else None
         process = ManagedProcess(
             machine.loop, process_id, spec, machine.limits, listener, machine.killer, machine.watcher
         )
         if self._holding:
             process.hold_output(BACK_PRESSURE)
-        machine.guard.start()
+        if machine.tag_trees:
+            machine.guard.start()
         self._processes[process_id] = process
         machine.spawner.run(spawn, spec).then(lambda spawned: self._spawned(process, spawned))
         return process
@@ -117,6 +119,12 @@ class ProcessTable:
         for process in list(self._processes.values()):
             process.release_output(ON_REQUEST)
 
+    def terminate_all(self) -> Pending[int]:
+        """Kill every tree that was ever started here, and stay open for more; how many were killed."""
+        for process in self._processes.values():
+            process.terminate()
+        return self._machine.killer.run(tree.kill_tagged, self._tags.contains)
+
     def kill_all(self, done: Callable[[int], object] | None = None) -> None:
         """The owner is gone: SIGTERM and some time if so configured, then kill every tree it ever started."""
         if self._closed:
@@ -153,6 +161,9 @@ class ProcessTable:
             if done is not None:
                 done(count)
 
+        if not self._machine.tag_trees:
+            for process in self._processes.values():
+                process.signal(signal.SIGKILL)  # there is nothing to search for
         self._machine.killer.run(tree.kill_tagged, self._tags.contains).then(finish)
 
     def _spawned(self, process: ManagedProcess, outcome: Pending[Spawned]) -> None:

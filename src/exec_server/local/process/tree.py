@@ -92,7 +92,11 @@ def tagged(tag: int | None) -> Iterator[None]:
             yield
             return
         before = _current()
-        _set_current((tag, before[1]))
+        try:
+            _set_current((tag, before[1]))
+        except (OSError, ValueError):
+            yield  # the hard limit is lower than any tag: there is only the process group to kill
+            return
         try:
             yield
         finally:
@@ -133,11 +137,18 @@ class SessionTags:
         self._number = number
         self._prefix = space.nonce << _SESSION_BITS | number
         self._next = 0
+        self._taken: set[int] = set()
 
     def new(self) -> int:
-        """A tag for one more process."""
-        self._next = (self._next + 1) % (1 << _PROCESS_BITS)
-        return self._prefix << _PROCESS_BITS | self._next
+        """A tag for one more process: one that nobody of this session carries."""
+        while True:
+            self._next = (self._next + 1) % (1 << _PROCESS_BITS)
+            if self._next == 0:
+                # A lap is over. Who still lives from earlier ones keeps its tag to itself.
+                self._taken = {tag for _, tag in processes() if self.contains(tag)}
+            tag = self._prefix << _PROCESS_BITS | self._next
+            if tag not in self._taken:
+                return tag
 
     def contains(self, tag: int) -> bool:
         """Whether a tag belongs to any process this session ever started."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from ...local.process import tree
 from ...local.process.environ import child_environment
 from ...local.process.process import ManagedProcess, State
 from ...local.process.spawn import SpawnSpec
@@ -19,12 +20,17 @@ from ..voice import LegacyVoice
 
 __all__ = ["METHODS"]
 
+MAX_TAGS: Final = 1024
+"""Tags a connection remembers before it looks which of them anybody still carries."""
+
 
 def execute(connection: Connection, params: LegacyExecParams) -> Pending[LegacyExecResult]:
     """Start a process that dies with this connection."""
     session, server = connection.session, connection.server
     if session is None:
         raise invalid_request("session has been resumed by another connection")
+    if not server.limits.allow_direct:
+        raise invalid_request("direct exec is disabled on this server")
     if not params.argv:
         raise invalid_params("argv must not be empty")
     if params.cwd.startswith("file:"):
@@ -47,9 +53,19 @@ def execute(connection: Connection, params: LegacyExecParams) -> Pending[LegacyE
     def end() -> None:
         process.started.then(lambda _: process.terminate())
 
+    if spec.tag is not None:
+        _remember_tag(connection, spec.tag)
     connection.on_end.append(end)
     voice.on_exit = lambda: connection.on_end.remove(end)
     return after(process.started, lambda: _started(connection, process, voice))
+
+
+def _remember_tag(connection: Connection, tag: int) -> None:
+    """What background children a process leaves ends with the connection, too."""
+    tags = connection.legacy_tags
+    tags.add(tag)
+    if len(tags) > MAX_TAGS:
+        tags &= {tag, *(carried for _, carried in tree.processes())}
 
 
 def _started(connection: Connection, process: ManagedProcess, voice: LegacyVoice) -> LegacyExecResult:

@@ -17,6 +17,7 @@ from ...local.process.table import ON_REQUEST
 from ...loop import Loop, Pending, after
 from ...wire import base64
 from ...wire.errors import internal_error, invalid_params, invalid_request
+from ...wire.params import NoParams
 from ...wire.process import (
     CloseStdinParams,
     ListedProcess,
@@ -61,6 +62,10 @@ def start(connection: Connection, params: StartParams) -> Pending[StartResult]:
     """Check in the protocol's order, take the id, spawn."""
     session = _session(connection)
     server = connection.server
+    earlier = session.processes.get(params.process_id)
+    if earlier is not None and earlier.state is State.STARTING:
+        # It may fail, and then the id is free: this one was sent after it and is judged after it.
+        return after(earlier.started, lambda: start(connection, params))
     _check_network_proxy(params)
     cwd = _native_cwd(params.cwd)
     _check_sandbox(params)
@@ -402,9 +407,13 @@ def terminate(connection: Connection, params: TerminateParams) -> Any:
         return TerminateResult(running=False)
     if process.state is State.STARTING:
         return after(process.started, lambda: terminate(connection, params))
-    if process.state is not State.RUNNING:
-        return TerminateResult(running=False)
     mode = params.mode
+    if process.state is not State.RUNNING:
+        if mode is None:
+            return TerminateResult(running=False)
+        # Who asks in so many words also wants what the process has left behind.
+        left = process.kill_tree()
+        return after(left, lambda: TerminateResult(False, left.result()))
     if mode is not None and mode.type == "graceful" and mode.timeout_ms:
         process.terminate_gracefully(min(mode.timeout_ms / 1000, MAX_WAIT_SECONDS))
         return TerminateResult(running=True)
@@ -412,6 +421,13 @@ def terminate(connection: Connection, params: TerminateParams) -> Any:
     # Clients of the reference compare this answer member by member: only those that know it get a count.
     counted = mode is not None or connection.extensions
     return after(killed, lambda: TerminateResult(True, killed.result() if counted else UNSET))
+
+
+def terminate_all(connection: Connection, params: NoParams) -> Any:
+    """Everything this session ever started, whoever has exited since."""
+    del params
+    killed = _session(connection).processes.terminate_all()
+    return after(killed, lambda: {"killed": killed.result()})
 
 
 # Whose -------------------------------------------------------------------------------------------
@@ -441,6 +457,7 @@ METHODS: Final = {
     "process/resize": Method(ResizeParams, resize, "exec"),
     "process/wait": Method(WaitParams, wait, "exec"),
     "process/snapshot": Method(ProcessParams, snapshot, "exec"),
+    "process/terminateAll": Method(NoParams, terminate_all, "exec", control=True),
     "process/pauseOutput": Method(ProcessParams, pause_output, "exec", control=True),
     "process/resumeOutput": Method(ProcessParams, resume_output, "exec", control=True),
     "process/list": Method(ListParams, list_processes, "exec", extension=True),

@@ -1,0 +1,316 @@
+"""`exec-server fs ls|cat|put|get|rm|watch`: files, here or far away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import click
+
+from .options import fail, read_token, server_options
+
+if TYPE_CHECKING:
+    from ..client.files import RemoteFiles
+    from ..services import FileMetadata, Progress, Transferred
+
+__all__ = ["fs"]
+
+BROKEN_PIPE_EXIT: Final = 128 + signal.SIGPIPE
+LOOKS_AT_ONCE: Final = 64
+"""Entries of a directory asked about at the same time."""
+
+
+@click.group()
+def fs() -> None:
+    """Touch files on a machine: list, print, bring there, fetch, remove, watch.
+
+    A PATH is on the server that --url names, relative to the server's own directory; without --url it is
+    on this machine.
+    """
+
+
+@fs.command()
+@server_options(required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+def ls(url: str | None, token_file: str | None, as_json: bool, paths: tuple[str, ...]) -> None:
+    """List files and the entries of directories: kind, size, time, name."""
+
+    async def work(files: RemoteFiles) -> None:
+        for path in paths or (".",):
+            if len(paths) > 1 and not as_json:
+                click.echo(f"{path}:")
+            await _list(files, path, as_json)
+
+    _run(url, token_file, work)
+
+
+@fs.command()
+@server_options(required=False)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+def cat(url: str | None, token_file: str | None, paths: tuple[str, ...]) -> None:
+    """Print files, of any size."""
+
+    async def work(files: RemoteFiles) -> None:
+        for path in paths:
+            async for block in files.stream(path):
+                await asyncio.to_thread(_write_all, 1, block)
+
+    _run(url, token_file, work)
+
+
+@fs.command()
+@server_options(required=False)
+@click.option("-r", "--recursive", is_flag=True, help="Bring whole directories.")
+@click.option("--no-verify", is_flag=True, help="Do not compare what arrived.")
+@click.argument("sources", nargs=-1, required=True, metavar="LOCAL...")
+@click.argument("target", metavar="REMOTE")
+def put(
+    url: str | None,
+    token_file: str | None,
+    recursive: bool,
+    no_verify: bool,
+    sources: tuple[str, ...],
+    target: str,
+) -> None:
+    """Bring LOCAL files to the server as REMOTE, or into REMOTE if that is a directory.
+
+    A transfer that broke leaves REMOTE.part; the same command takes it up again. What arrived is compared
+    with what was sent.
+    """
+
+    async def work(files: RemoteFiles) -> None:
+        into = await _is_directory(files, target)
+        if len(sources) > 1 and not into:
+            fail(f"{target} is not a directory, and there are several files to put into it")
+        for source in sources:
+            if os.path.isdir(source) and not recursive:
+                fail(f"{source} is a directory; use -r to bring it with all that is in it")
+            with _progress("put", source) as progress:
+                place = f"{files.native(target).rstrip('/')}/{_name(source)}" if into else target
+                _report(await files.upload(source, place, progress, verify=not no_verify))
+
+    _run(url, token_file, work)
+
+
+@fs.command()
+@server_options(required=False)
+@click.option("-r", "--recursive", is_flag=True, help="Fetch whole directories.")
+@click.option("--no-verify", is_flag=True, help="Do not compare what arrived.")
+@click.argument("sources", nargs=-1, required=True, metavar="REMOTE...")
+@click.argument("target", metavar="LOCAL")
+def get(
+    url: str | None,
+    token_file: str | None,
+    recursive: bool,
+    no_verify: bool,
+    sources: tuple[str, ...],
+    target: str,
+) -> None:
+    """Fetch REMOTE files as LOCAL, or into LOCAL if that is a directory.
+
+    A transfer that broke leaves LOCAL.part; the same command takes it up again. What arrived is compared
+    with what is there.
+    """
+
+    async def work(files: RemoteFiles) -> None:
+        into = os.path.isdir(target)
+        if len(sources) > 1 and not into:
+            fail(f"{target} is not a directory, and there are several files to put into it")
+        for source in map(files.native, sources):
+            if not recursive and await _is_directory(files, source):
+                fail(f"{source} is a directory; use -r to fetch it with all that is in it")
+            with _progress("get", source) as progress:
+                place = os.path.join(target, _name(source)) if into else target
+                _report(await files.download(source, place, progress, verify=not no_verify))
+
+    _run(url, token_file, work)
+
+
+@fs.command()
+@server_options(required=False)
+@click.option("-r", "--recursive", is_flag=True, help="Remove whole directories.")
+@click.option("-f", "--force", is_flag=True, help="Do not mind what is not there.")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+def rm(url: str | None, token_file: str | None, recursive: bool, force: bool, paths: tuple[str, ...]) -> None:
+    """Remove files, links and empty directories; with -r whole trees."""
+
+    async def work(files: RemoteFiles) -> None:
+        for path in paths:
+            await files.remove(path, recursive=recursive, force=force)
+
+    _run(url, token_file, work)
+
+
+@fs.command()
+@server_options(required=False)
+@click.option("-r", "--recursive", is_flag=True, help="Watch all that is below a directory.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per change.")
+@click.argument("path", metavar="PATH")
+def watch(url: str | None, token_file: str | None, recursive: bool, as_json: bool, path: str) -> None:
+    """Print a path whenever it changes, until interrupted.
+
+    A line that says "(overflow)" means that more happened than could be told: look at everything again.
+    """
+
+    async def work(files: RemoteFiles) -> None:
+        import msgspec
+
+        async with files.watch(path, recursive) as changes:
+            # Whoever reads this knows from it that what happens from now on is seen.
+            click.echo(f"watching {files.native(path)}", err=True)
+            async for change in changes:
+                if as_json:
+                    click.echo(msgspec.json.encode(change))
+                else:
+                    for changed in change.paths:
+                        click.echo(_shown(changed) + (" (overflow)" if change.overflowed else ""))
+                sys.stdout.flush()
+
+    _run(url, token_file, work)
+
+
+# Around every command ------------------------------------------------------------------------------
+
+
+def _run(url: str | None, token_file: str | None, work: Callable[[RemoteFiles], Awaitable[None]]) -> None:
+    from ..client.errors import ExecServerError
+    from ..environments.connect import connect
+
+    async def main() -> None:
+        async with connect(url, token=read_token(token_file), client_name="exec-server-fs") as client:
+            await work(client.files)
+
+    try:
+        asyncio.run(main())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _leave_quietly()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except (ExecServerError, OSError, TimeoutError, ValueError) as error:
+        fail(str(error))
+
+
+def _leave_quietly() -> NoReturn:
+    """Whoever read our output has gone. Python would try to flush it once more, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(BROKEN_PIPE_EXIT)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+async def _is_directory(files: RemoteFiles, path: str) -> bool:
+    try:
+        return (await files.metadata(path)).is_directory
+    except FileNotFoundError:
+        return False
+
+
+def _name(path: str) -> str:
+    """The last part of a native path; `.` and `..` have one too."""
+    return os.path.basename(os.path.abspath(path))
+
+
+# ls ------------------------------------------------------------------------------------------------
+
+
+async def _list(files: RemoteFiles, path: str, as_json: bool) -> None:
+    found = await files.metadata(path)
+    entries: list[tuple[str, FileMetadata]] = [(path, found)]
+    if found.is_directory:
+        entries = []
+        directory = files.native(path).rstrip("/")
+        names = [entry.name for entry in await files.list(path)]
+        for start in range(0, len(names), LOOKS_AT_ONCE):
+            some = names[start : start + LOOKS_AT_ONCE]
+            looks = [files.metadata(f"{directory}/{name}") for name in some]
+            for name, entry in zip(some, await asyncio.gather(*looks, return_exceptions=True), strict=True):
+                if isinstance(entry, FileNotFoundError):
+                    continue  # gone meanwhile
+                if isinstance(entry, BaseException):
+                    raise entry
+                entries.append((name, entry))
+    width = max([len(str(entry.size)) for _, entry in entries], default=0)
+    for name, entry in entries:
+        click.echo(_json_line(name, entry) if as_json else _line(name, entry, width))
+
+
+def _json_line(name: str, entry: FileMetadata) -> bytes:
+    import msgspec
+
+    values: dict[str, Any] = {"name": _shown(name), "kind": _kind(entry), "isSymlink": entry.is_symlink}
+    values |= {"size": entry.size, "modifiedAtMs": entry.modified_at_ms, "createdAtMs": entry.created_at_ms}
+    return msgspec.json.encode(values)
+
+
+def _line(name: str, entry: FileMetadata, width: int) -> str:
+    letter = {"directory": "d", "file": "-", "other": "?"}[_kind(entry)]
+    link = "l" if entry.is_symlink else " "
+    when = datetime.fromtimestamp(entry.modified_at_ms / 1000).astimezone()
+    return f"{letter}{link} {entry.size:>{width}} {when:%Y-%m-%d %H:%M:%S} {_shown(name)}"
+
+
+def _kind(entry: FileMetadata) -> str:
+    return "directory" if entry.is_directory else "file" if entry.is_file else "other"
+
+
+def _shown(path: str) -> str:
+    """Names that are not UTF-8 can be written to no terminal as they are."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+# put and get ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(title: str, path: str) -> Iterator[Progress | None]:
+    """A bar on a terminal, nothing in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"{title} {_shown(_name(path))}", total=None)
+
+        def show(done: int, total: int, at: str) -> None:
+            bar.update(task, completed=done, total=total, description=f"{title} {_shown(_name(at))}")
+
+        yield show
+
+
+def _report(result: Transferred) -> None:
+    for path, reason in result.skipped:
+        click.echo(f"skipped {_shown(path)}: {reason}", err=True)
+    if sys.stderr.isatty():
+        how = {"digest": ", SHA-256 compared", "reread": ", read back and compared", "no": ""}[
+            result.verified
+        ]
+        resumed = f", {result.resumed_bytes} of them already there" if result.resumed_bytes else ""
+        click.echo(f"{result.files} files, {result.bytes} bytes{resumed}{how}", err=True)

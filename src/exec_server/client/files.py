@@ -1,0 +1,772 @@
+"""Files across a connection: every operation of services.Files as calls that any server understands.
+
+Where a server has more (its flags say so), that is used; where it has less, the same is done with
+what there is, or Unsupported is raised. Large contents always travel in blocks, and all streams of a
+connection together have only a few blocks in flight, so that a small call waits for little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from itertools import count
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from uuid import uuid4
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from ..limits import MAX_FRAME_BYTES
+from ..services import (
+    Change,
+    DirectoryEntry,
+    FileMetadata,
+    FilePart,
+    GlobFound,
+    Progress,
+    SearchFound,
+    SearchLine,
+    SearchMatch,
+    Transferred,
+    Walked,
+    WalkEntry,
+    WalkError,
+)
+from ..wire import base64
+from ..wire.errors import METHOD_NOT_FOUND, RpcError
+from ..wire.files import BlockResult, CanonicalizeResult, MetadataResult, OpenMode, OpenResult
+from ..wire.uri import ForeignPath, native_path, parse, path_to_uri
+from .errors import (
+    ConnectionLost,
+    ProtocolError,
+    RemoteFileError,
+    RemoteFileNotFound,
+    RemoteNotADirectory,
+    ServerRejected,
+    Unsupported,
+    file_error,
+)
+
+if TYPE_CHECKING:
+    from .client import Client
+
+__all__ = ["BLOCKS_IN_FLIGHT", "BLOCK_BYTES", "WHOLE_WRITE_BYTES", "RemoteFiles", "RemoteWatch"]
+
+T = TypeVar("T")
+
+BLOCK_BYTES: Final = 1024 * 1024
+"""Of one read or write of a stream: the most the protocol allows."""
+
+BLOCKS_IN_FLIGHT: Final = 4
+"""Blocks asked for or sent and not answered, of all streams of a connection together."""
+
+WHOLE_WRITE_BYTES: Final = (MAX_FRAME_BYTES - 64 * 1024) // 4 * 3
+"""The largest content of one `fs/writeFile`: more, in base64, does not fit into one frame."""
+
+MAX_WAITING_CHANGES: Final = 1024
+"""Change notifications that may wait for their reader; beyond, they become one that says `overflowed`."""
+
+
+class _Content(Struct, rename="camel"):
+    data_base64: str
+    eof: bool | UnsetType = UNSET
+    """Only servers that read ranges say it."""
+
+
+class _ListedEntry(Struct, rename="camel"):
+    file_name: str
+    is_directory: bool
+    is_file: bool
+
+
+class _Listed(Struct):
+    entries: list[_ListedEntry]
+
+
+class _Walked(Struct):
+    entries: list[WalkEntry]
+    errors: list[WalkError]
+    truncated: bool
+
+
+class _Span(Struct):
+    start: int
+    end: int
+
+
+class _Match(Struct, rename="camel"):
+    path: str
+    line_number: int
+    byte_offset: int
+    line: str
+    submatches: list[_Span]
+    line_truncated: bool = False
+
+
+class _Context(Struct, rename="camel"):
+    path: str
+    line_number: int
+    line: str
+
+
+class _Searched(Struct):
+    matches: list[_Match]
+    context: list[_Context]
+    truncated: bool
+
+
+class _ChangedParams(Struct, rename="camel"):
+    watch_id: str
+    changed_paths: list[str]
+    overflowed: bool = False
+
+
+class _MissingChangedParams(Struct, rename="camel"):
+    watch_id: int
+
+
+class _Watching(Struct):
+    watching: bool
+
+
+class RemoteFiles:
+    """Implements services.Files; `client.files` is one. See there for what each method promises.
+
+    On servers without our extensions (the reference): `move` copies and removes, `glob`, `search` and
+    `watch` raise Unsupported, and without `fileWriteStreaming` at most WHOLE_WRITE_BYTES can be written.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._blocks = asyncio.Semaphore(BLOCKS_IN_FLIGHT)
+        self._looking: dict[str, asyncio.Future[MetadataResult]] = {}
+        self._watches: dict[str, RemoteWatch] = {}
+        self._watch_ids = count(1)
+        self._missing: tuple[int, asyncio.Future[None]] | None = None
+        client.listen("fs/changed", self._changed, self._lost)
+        client.listen("fs/missingChanged", self._missing_changed, lambda _: None)
+
+    # Reading -------------------------------------------------------------------------------------
+
+    async def read(self, path: str) -> bytes:
+        """All of a file. A large one comes in blocks: it delays nobody, but it has to fit into memory."""
+        uri = self.uri(path)
+        if self._client.has("fsReadRange"):
+            params = {"path": uri, "offset": 0, "length": BLOCK_BYTES}
+            content = await self._call("fs/readFile", params, _Content, path)
+            if content.eof is True:
+                return _decoded(content.data_base64)
+        return b"".join([block async for block in self.stream(path)])
+
+    async def read_range(self, path: str, offset: int, length: int) -> FilePart:
+        """Up to `length` bytes from `offset` on; fewer only at the end of the file, which `eof` says."""
+        if offset < 0 or length < 0:
+            raise ValueError("offset and length of a range cannot be negative")
+        uri = self.uri(path)
+        if length == 0:
+            return FilePart(b"", False)
+        if length <= BLOCK_BYTES and self._client.has("fsReadRange"):
+            params = {"path": uri, "offset": offset, "length": length}
+            content = await self._call("fs/readFile", params, _Content, path)
+            if content.eof is not UNSET:
+                return FilePart(_decoded(content.data_base64), content.eof)
+        reader = _Reader(self, uri, path, offset, offset + length)
+        try:
+            data = b"".join([block async for block in reader.blocks()])
+        finally:
+            reader.close()
+        return FilePart(data, len(data) < length)
+
+    async def stream(self, path: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """A file of any size in blocks of up to 1 MiB, a few of them fetched ahead.
+
+        The handle pins the file: it may be removed or replaced by rename meanwhile, and what comes is still
+        the old one.
+        """
+        reader = _Reader(self, self.uri(path), path, offset, None)
+        try:
+            async for block in reader.blocks():
+                yield block
+        finally:
+            reader.close()
+
+    # Writing -------------------------------------------------------------------------------------
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Make a file have this content, creating it if need be; its directory must exist.
+
+        Up to WHOLE_WRITE_BYTES (about 12 MB) go in one message, and our servers replace the file whole or
+        not at all. More is streamed into the file in place.
+        """
+        if len(data) > WHOLE_WRITE_BYTES:
+            view = memoryview(data)
+            await self.write_stream(
+                path, (bytes(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES))
+            )
+            return
+        params = {"path": self.uri(path), "dataBase64": base64.encode(data)}
+        await self._change("fs/writeFile", params, path)
+
+    async def write_stream(self, path: str, blocks: AsyncIterable[bytes] | Iterable[bytes]) -> int:
+        """Write what comes into the file, which is emptied first; returns the number of bytes.
+
+        Pieces may be of any size. If the source or the connection fails, what was written until then stays.
+        On a server that cannot stream, content up to WHOLE_WRITE_BYTES is written at the end in one piece,
+        and more is Unsupported (nothing is written then).
+        """
+        if not self._client.has("fileWriteStreaming"):
+            return await self._write_gathered(path, blocks)
+        handle = uuid4().hex
+        writer = _Writer(self, handle, path)
+        self._looking.clear()
+        await self._open(handle, self.uri(path), path, "replace")
+        try:
+            async for block in _reblocked(blocks):
+                await writer.put(block)
+            await writer.finish()
+            await self._change("fs/close", {"handleId": handle}, path)
+        except BaseException:
+            writer.cancel()
+            self._client.tell("fs/close", {"handleId": handle})
+            raise
+        return writer.offset
+
+    async def _write_gathered(self, path: str, blocks: AsyncIterable[bytes] | Iterable[bytes]) -> int:
+        data = bytearray()
+        async for block in _reblocked(blocks):
+            data += block
+            if len(data) > WHOLE_WRITE_BYTES:
+                raise Unsupported(
+                    f"this server takes files of at most {WHOLE_WRITE_BYTES} bytes:"
+                    " it does not announce fileWriteStreaming"
+                )
+        await self.write(path, bytes(data))
+        return len(data)
+
+    # Looking -------------------------------------------------------------------------------------
+
+    async def metadata(self, path: str, follow_symlinks: bool = True) -> FileMetadata:
+        """What a path is. With `follow_symlinks=False` a link anywhere in the path is an error.
+
+        Callers that ask for the same at the same time share one request.
+        """
+        uri = self.uri(path)
+        if not follow_symlinks:
+            params = {"path": uri, "followSymlinks": False}
+            found = await self._call("fs/getMetadata", params, MetadataResult, path)
+        else:
+            looking = self._looking.get(uri)
+            if looking is None:
+                call = self._client.call("fs/getMetadata", {"path": uri}, MetadataResult)
+                looking = self._looking[uri] = asyncio.ensure_future(call)
+                looking.add_done_callback(lambda done: self._looked(uri, done))
+            try:
+                found = await asyncio.shield(looking)
+            except ServerRejected as error:
+                raise file_error(error, path) from None
+        return FileMetadata(
+            found.is_directory,
+            found.is_file,
+            found.is_symlink,
+            found.size,
+            found.created_at_ms,
+            found.modified_at_ms,
+        )
+
+    def _looked(self, uri: str, done: asyncio.Future[MetadataResult]) -> None:
+        if self._looking.get(uri) is done:
+            del self._looking[uri]
+        if not done.cancelled():
+            done.exception()  # whoever asked may have gone
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is something, at the end of all links."""
+        try:
+            await self.metadata(path)
+        except (RemoteFileNotFound, RemoteNotADirectory):
+            return False
+        return True
+
+    async def list(self, path: str) -> list[DirectoryEntry]:
+        """The names in a directory, sorted. At most 50,000, as the protocol has it; beyond is an error."""
+        found = await self._call("fs/readDirectory", {"path": self.uri(path)}, _Listed, path)
+        entries = [DirectoryEntry(item.file_name, item.is_directory, item.is_file) for item in found.entries]
+        entries.sort(key=lambda entry: entry.name)
+        return entries
+
+    async def walk(
+        self,
+        path: str,
+        *,
+        max_depth: int = 64,
+        max_directories: int = 10_000,
+        max_entries: int = 50_000,
+        follow_directory_symlinks: bool = False,
+        prune_hidden_directories: bool = False,
+    ) -> Walked:
+        """The tree below a directory, level by level. The defaults are the most a server does."""
+        options = {
+            "maxDepth": max_depth,
+            "maxDirectories": max_directories,
+            "maxEntries": max_entries,
+            "followDirectorySymlinks": follow_directory_symlinks,
+            "pruneHiddenDirectories": prune_hidden_directories,
+        }
+        found = await self._call("fs/walk", {"path": self.uri(path), "options": options}, _Walked, path)
+        return Walked(
+            [WalkEntry(_native(entry.path), entry.kind) for entry in found.entries],
+            [WalkError(_native(error.path), error.message) for error in found.errors],
+            found.truncated,
+        )
+
+    async def canonicalize(self, path: str) -> str:
+        """The path with every link resolved; it must exist."""
+        found = await self._call("fs/canonicalize", {"path": self.uri(path)}, CanonicalizeResult, path)
+        return _native(found.path)
+
+    async def glob(
+        self,
+        path: str,
+        pattern: str,
+        *,
+        kind: Literal["file", "directory", "any"] = "file",
+        hidden: bool = False,
+        follow_symlinks: bool = False,
+        max_results: int = 1000,
+    ) -> GlobFound:
+        """Paths below a directory that fit a pattern such as `src/**/*.{py,pyi}`."""
+        self._require("fsGlob", "look for paths by pattern")
+        params = {
+            "path": self.uri(path),
+            "pattern": pattern,
+            "kind": kind,
+            "hidden": hidden,
+            "followSymlinks": follow_symlinks,
+            "maxResults": max_results,
+        }
+        found = await self._call("fs/glob", params, GlobFound, path)
+        return GlobFound([_native(uri) for uri in found.paths], found.truncated)
+
+    async def search(
+        self,
+        path: str,
+        pattern: str,
+        *,
+        fixed_strings: bool = False,
+        ignore_case: bool = False,
+        whole_words: bool = False,
+        globs: Sequence[str] = (),
+        hidden: bool = False,
+        no_ignore: bool = False,
+        before_context: int = 0,
+        after_context: int = 0,
+        max_results: int = 1000,
+    ) -> SearchFound:
+        """Lines that match a regular expression, in a file or in all files below a directory.
+
+        `globs` say which files (`*.py`) or, with a leading `!`, which not. Hidden files, and what
+        `.gitignore` excludes, are left out unless asked for.
+        """
+        self._require("fsSearch", "search files")
+        params = {
+            "path": self.uri(path),
+            "pattern": pattern,
+            "fixedStrings": fixed_strings,
+            "ignoreCase": ignore_case,
+            "wholeWords": whole_words,
+            "globs": [*globs],
+            "hidden": hidden,
+            "noIgnore": no_ignore,
+            "beforeContext": before_context,
+            "afterContext": after_context,
+            "maxResults": max_results,
+        }
+        found = await self._call("fs/search", params, _Searched, path)
+        matches = [
+            SearchMatch(
+                _native(match.path),
+                match.line_number,
+                match.line,
+                match.byte_offset,
+                [(span.start, span.end) for span in match.submatches],
+                match.line_truncated,
+            )
+            for match in found.matches
+        ]
+        context = [SearchLine(_native(line.path), line.line_number, line.line) for line in found.context]
+        return SearchFound(matches, context, found.truncated)
+
+    # Changing ------------------------------------------------------------------------------------
+
+    async def make_directory(self, path: str, recursive: bool = True) -> None:
+        """Make a directory; `recursive` makes its parents too and does not mind if it is there."""
+        await self._change("fs/createDirectory", {"path": self.uri(path), "recursive": recursive}, path)
+
+    async def remove(self, path: str, recursive: bool = False, force: bool = False) -> None:
+        """Remove a file, a link or an empty directory; with `recursive` a whole tree."""
+        params = {"path": self.uri(path), "recursive": recursive, "force": force}
+        await self._change("fs/remove", params, path)
+
+    async def copy(self, source: str, destination: str, recursive: bool = False) -> None:
+        """Copy on that machine. A directory needs `recursive` and is merged into an existing one."""
+        params = {
+            "sourcePath": self.uri(source),
+            "destinationPath": self.uri(destination),
+            "recursive": recursive,
+        }
+        await self._change("fs/copy", params, source)
+
+    async def move(self, source: str, destination: str, overwrite: bool = False) -> None:
+        """Rename; what has the new name already is replaced only if told to.
+
+        A server that cannot rename, or not across its file systems, copies and then removes: others may
+        see it half done, times are not kept, and a directory is merged into an existing one.
+        """
+        if self._client.has("fsMove"):
+            params = {
+                "sourcePath": self.uri(source),
+                "destinationPath": self.uri(destination),
+                "overwrite": overwrite,
+            }
+            try:
+                await self._change("fs/move", params, source)
+            except RemoteFileError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+            else:
+                return
+        if await self.exists(destination):
+            if await self.canonicalize(source) == await self.canonicalize(destination):
+                return  # some servers empty a file that is copied onto itself
+            if not overwrite:
+                text = "File exists (os error 17)"
+                raise file_error(ServerRejected("fs/move", -32603, text), destination)
+        await self.copy(source, destination, recursive=True)
+        await self.remove(source, recursive=True)
+
+    # Watching ------------------------------------------------------------------------------------
+
+    def watch(self, path: str, recursive: bool = False) -> RemoteWatch:
+        """`async with files.watch(path) as changes: async for change in changes: ...`
+
+        The path need not exist. A directory reports itself and its entries, or with `recursive` all below
+        it. What happens within 200 ms is told as one change. The iteration ends with the context, and
+        raises ConnectionLost when the connection goes.
+        """
+        return RemoteWatch(self, path, recursive)
+
+    async def watch_missing(
+        self, missing: Sequence[str], present: str | None = None
+    ) -> asyncio.Future[None] | None:
+        """A future that is done once one of the missing paths may exist, or `present` has changed.
+
+        None if the server does not watch that (one of them exists, or is reached through a link). A
+        connection has one such watch: a new one ends the one before, whose future is cancelled.
+        """
+        if not self._client.has("fsWatchMissing"):
+            return None
+        watch_id = next(self._watch_ids)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._missing is not None:
+            self._missing[1].cancel()
+        self._missing = (watch_id, future)
+        params: dict[str, Any] = {"watchId": watch_id, "missing": [self.uri(path) for path in missing]}
+        if present is not None:
+            params["present"] = self.uri(present)
+        reply = await self._call("fs/watchMissing", params, _Watching, missing[0] if missing else "")
+        return future if reply.watching else None
+
+    def _changed(self, params: Raw) -> None:
+        change = msgspec.json.decode(params, type=_ChangedParams)
+        watch = self._watches.get(change.watch_id)
+        if watch is not None:
+            watch.put(Change([_native(uri) for uri in change.changed_paths], change.overflowed))
+
+    def _missing_changed(self, params: Raw) -> None:
+        changed = msgspec.json.decode(params, type=_MissingChangedParams)
+        if self._missing is not None and self._missing[0] == changed.watch_id:
+            if not self._missing[1].done():
+                self._missing[1].set_result(None)
+            self._missing = None
+
+    def _lost(self, reason: str) -> None:
+        for watch in list(self._watches.values()):
+            watch.end(reason)
+        if self._missing is not None and not self._missing[1].done():
+            self._missing[1].set_exception(ConnectionLost(reason))
+            self._missing[1].exception()
+
+    # Whole trees ---------------------------------------------------------------------------------
+
+    async def upload(
+        self, local: str, remote: str, progress: Progress | None = None, *, verify: bool = True
+    ) -> Transferred:
+        """Bring a file or a tree of this machine there, as `remote`; see client/transfers.py."""
+        from .transfers import Upload
+
+        return await Upload(self._client, self, progress, verify).run(local, remote)
+
+    async def download(
+        self, remote: str, local: str, progress: Progress | None = None, *, verify: bool = True
+    ) -> Transferred:
+        """Bring a file or a tree from there to this machine, as `local`; see client/transfers.py."""
+        from .transfers import Download
+
+        return await Download(self._client, self, progress, verify).run(remote, local)
+
+    # Calls ---------------------------------------------------------------------------------------
+
+    def uri(self, path: str) -> str:
+        """The URI of a path as callers write it."""
+        if path.startswith("file:"):
+            try:
+                return parse(path)
+            except RpcError as error:
+                raise ValueError(f"{path!r} is not a path: {error.message}") from None
+        if "\0" in path or not path:
+            raise ValueError(f"{path!r} is not a path")
+        if path.startswith("/"):
+            return path_to_uri(path)
+        base = self._client.info.get("cwd")
+        if not isinstance(base, str):
+            raise ValueError(f"{path!r} is relative, and this server does not say to what")
+        return path_to_uri(f"{native_path(base).rstrip('/')}/{path}")
+
+    def native(self, path: str) -> str:
+        """The native path of a path as callers write it."""
+        return _native(self.uri(path))
+
+    def _require(self, capability: str, what: str) -> None:
+        if not self._client.has(capability):
+            raise Unsupported(f"this server cannot {what}: it does not announce {capability}")
+
+    async def _call(self, method: str, params: Any, kind: type[T], path: str) -> T:
+        try:
+            return await self._client.call(method, params, kind)
+        except ServerRejected as error:
+            if error.code == METHOD_NOT_FOUND:
+                raise Unsupported(f"this server has no `{method}`") from None
+            raise file_error(error, path) from None
+
+    async def _change(self, method: str, params: Any, path: str) -> None:
+        # What was asked before this may be answered with how it was; nobody who asks later may share it.
+        self._looking.clear()
+        await self._call(method, params, dict[str, Any], path)
+
+    async def _open(self, handle: str, uri: str, path: str, mode: OpenMode) -> None:
+        params = {"handleId": handle, "path": uri}
+        if mode != "read":
+            params["mode"] = mode
+        await self._call("fs/open", params, OpenResult, path)
+
+    async def _block(self, method: str, params: Any, kind: type[T], path: str) -> T:
+        """A call that carries a block: there are never more than a few of them."""
+        async with self._blocks:
+            return await self._call(method, params, kind, path)
+
+
+class _Reader:
+    """The blocks of one file in order, fetched ahead as far as they are taken."""
+
+    def __init__(self, files: RemoteFiles, uri: str, path: str, start: int, stop: int | None) -> None:
+        self._files = files
+        self._uri = uri
+        self._path = path
+        self._next = start
+        self._stop = stop
+        self._handle = uuid4().hex
+        self._fetching: deque[asyncio.Future[tuple[bytes, bool]]] = deque()
+        self._opening: asyncio.Future[None] | None = None
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        # The first block is asked for along with the file: a small one costs one round trip.
+        opening = self._files._open(self._handle, self._uri, self._path, "read")
+        self._opening = asyncio.ensure_future(opening)
+        ahead = 1
+        self._fetch(ahead)
+        await self._opening
+        while self._fetching:
+            data, eof = await self._fetching[0]
+            self._fetching.popleft()
+            if eof:
+                if data:
+                    yield data
+                return
+            # One that turns out to be long is worth more and more of an effort.
+            ahead = min(ahead * 2, BLOCKS_IN_FLIGHT)
+            self._fetch(ahead)
+            yield data
+
+    def _fetch(self, ahead: int) -> None:
+        while len(self._fetching) < ahead and (self._stop is None or self._next < self._stop):
+            length = BLOCK_BYTES if self._stop is None else min(BLOCK_BYTES, self._stop - self._next)
+            self._fetching.append(asyncio.ensure_future(self._read(self._next, length)))
+            self._next += length
+
+    async def _read(self, offset: int, length: int) -> tuple[bytes, bool]:
+        params = {"handleId": self._handle, "offset": offset, "len": length}
+        block = await self._files._block("fs/readBlock", params, BlockResult, self._path)
+        data = _decoded(block.chunk)
+        if len(data) > length:
+            raise ProtocolError(f"`fs/readBlock` of {length} bytes was answered with {len(data)}")
+        if not data and not block.eof:
+            raise ProtocolError("`fs/readBlock` was answered with nothing before the end of the file")
+        return data, block.eof
+
+    def close(self) -> None:
+        """Give the handle back without waiting; what is still coming is dropped."""
+        for task in self._fetching:
+            _abandon(task)
+        if self._opening is not None:
+            _abandon(self._opening)
+            self._files._client.tell("fs/close", {"handleId": self._handle})
+
+
+class _Writer:
+    """Blocks on their way into one file."""
+
+    def __init__(self, files: RemoteFiles, handle: str, path: str) -> None:
+        self._files = files
+        self._handle = handle
+        self._path = path
+        self._sending: deque[asyncio.Future[dict[str, Any]]] = deque()
+        self.offset = 0
+
+    async def put(self, block: bytes) -> None:
+        """Send a block, when those before it leave room."""
+        while len(self._sending) >= BLOCKS_IN_FLIGHT:
+            await self._sending[0]
+            self._sending.popleft()
+        params = {"handleId": self._handle, "offset": self.offset, "chunk": base64.encode(block)}
+        call = self._files._block("fs/writeBlock", params, dict[str, Any], self._path)
+        self._sending.append(asyncio.ensure_future(call))
+        self.offset += len(block)
+
+    async def finish(self) -> None:
+        """Until every block was taken."""
+        while self._sending:
+            await self._sending[0]
+            self._sending.popleft()
+
+    def cancel(self) -> None:
+        for task in self._sending:
+            _abandon(task)
+
+
+class RemoteWatch:
+    """A watch, and the changes it reports. Made by `RemoteFiles.watch`."""
+
+    def __init__(self, files: RemoteFiles, path: str, recursive: bool) -> None:
+        self._files = files
+        self._path = path
+        self._recursive = recursive
+        self._id = uuid4().hex
+        self._changes: deque[Change] = deque()
+        self._news = asyncio.Event()
+        self._ended = False
+        self._failure: str | None = None
+
+    async def __aenter__(self) -> RemoteWatch:
+        files = self._files
+        files._require("fsWatch", "watch files")
+        params: dict[str, Any] = {"watchId": self._id, "path": files.uri(self._path)}
+        if self._recursive:
+            params["recursive"] = True
+        files._watches[self._id] = self
+        try:
+            await files._call("fs/watch", params, dict[str, Any], self._path)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._files._watches.pop(self._id, None) is not None:
+            self._files._client.tell("fs/unwatch", {"watchId": self._id})
+        self.end(None)
+
+    def __aiter__(self) -> RemoteWatch:
+        return self
+
+    async def __anext__(self) -> Change:
+        while not self._changes:
+            if self._failure is not None:
+                raise ConnectionLost(self._failure)
+            if self._ended:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._changes.popleft()
+
+    def put(self, change: Change) -> None:
+        """Something changed. A reader that does not read is told, later, to look at everything."""
+        if len(self._changes) >= MAX_WAITING_CHANGES:
+            self._changes.clear()
+            change = Change([self._files.native(self._path)], True)
+        self._changes.append(change)
+        self._news.set()
+
+    def end(self, failure: str | None) -> None:
+        """No more will come."""
+        self._ended = True
+        self._failure = self._failure or failure
+        self._news.set()
+
+
+def _abandon(task: asyncio.Future[Any]) -> None:
+    task.cancel()
+    task.add_done_callback(_seen)
+
+
+def _seen(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _native(uri: str) -> str:
+    """The native path, or the URI itself where this kind of machine has no such path."""
+    try:
+        return native_path(uri)
+    except (ForeignPath, RpcError):
+        return uri
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.decode(text)
+    except ValueError as error:
+        raise ProtocolError(f"the server sent file content that is not base64: {error}") from None
+
+
+async def _reblocked(blocks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in pieces of BLOCK_BYTES, the last one as it comes."""
+    waiting = bytearray()
+    async for piece in _pieces(blocks):
+        if not waiting and len(piece) == BLOCK_BYTES:
+            yield piece
+            continue
+        waiting += piece
+        while len(waiting) >= BLOCK_BYTES:
+            yield bytes(waiting[:BLOCK_BYTES])
+            del waiting[:BLOCK_BYTES]
+    if waiting:
+        yield bytes(waiting)
+
+
+async def _pieces(blocks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(blocks, bytes | bytearray | memoryview):
+        yield bytes(blocks)  # iterating over it would give numbers
+    elif isinstance(blocks, AsyncIterable):
+        async for piece in blocks:
+            yield piece
+    else:
+        for piece in blocks:
+            yield piece
