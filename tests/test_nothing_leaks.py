@@ -37,6 +37,14 @@ class Holdings(NamedTuple):
         return cls(len(descriptors(pid)), len(children(pid)))
 
 
+@pytest.fixture
+def alone(new_peer: Callable[..., Peer]) -> Peer:
+    """A connection, over either transport, to a server that nobody else uses."""
+    made = new_peer("--detach-ttl", "30")
+    made.initialize()
+    return made
+
+
 class Many:
     """Runs processes of all kinds, so many at once, and forgets about them."""
 
@@ -168,9 +176,9 @@ def test_two_hundred_trees_killed_at_once(
     )
 
 
-def test_starts_that_fail_leave_nothing(peer: Peer) -> None:
-    peer.run("true")
-    before = Holdings.of(peer.server_pid)
+def test_starts_that_fail_leave_nothing(alone: Peer) -> None:
+    alone.run("true")
+    before = Holdings.of(alone.server_pid)
     bad = [
         {"argv": ["/no/such"]},
         {"argv": ["/no/such"], "tty": True},
@@ -180,45 +188,45 @@ def test_starts_that_fail_leave_nothing(peer: Peer) -> None:
         {"argv": ["true", "x" * 131_072]},
     ]
     for number in range(300):
-        params = {**peer.start_params(["true"]), **bad[number % len(bad)]}
-        assert peer.refused("process/start", params)[0] == -32603
-    come_back(peer.server_pid, before)
+        params = {**alone.start_params(["true"]), **bad[number % len(bad)]}
+        assert alone.refused("process/start", params)[0] == -32603
+    come_back(alone.server_pid, before)
 
 
-def test_the_first_dialect_leaves_nothing(peer: Peer) -> None:
+def test_the_first_dialect_leaves_nothing(alone: Peer) -> None:
     def run(total: int) -> None:
         for number in range(total):
             params = {"processId": "p", "argv": ["true"], "cwd": "/", "env": {}, "tty": number % 2 == 0}
-            peer.call("command/exec", params)
-            peer.until(
-                lambda: any(m["method"] == "command/exec/exited" for m in peer.notifications), "the exit"
+            alone.call("command/exec", params)
+            alone.until(
+                lambda: any(m["method"] == "command/exec/exited" for m in alone.notifications), "the exit"
             )
-            peer.notifications.clear()
+            alone.notifications.clear()
 
     run(20)
-    before = Holdings.of(peer.server_pid)
+    before = Holdings.of(alone.server_pid)
     run(200)
-    come_back(peer.server_pid, before)
+    come_back(alone.server_pid, before)
 
 
-def test_waiting_leaves_nothing(peer: Peer) -> None:
+def test_waiting_leaves_nothing(alone: Peer) -> None:
     """Polls of months are taken back when they are answered, or when nobody waits any more."""
-    process_id = peer.start("cat", pipeStdin=True)
+    process_id = alone.start("cat", pipeStdin=True)
     params = {"processId": process_id, "waitMs": 10**12}
 
     def poll(times: int) -> None:
         for _ in range(times):
-            seq = peer.read(process_id)["nextSeq"] - 1
-            request = peer.request("process/read", {**params, "afterSeq": seq})
-            peer.write(process_id, b"x")
-            assert peer.result(request)["chunks"]
-        peer.received.clear()
-        peer.notifications.clear()
+            seq = alone.read(process_id)["nextSeq"] - 1
+            request = alone.request("process/read", {**params, "afterSeq": seq})
+            alone.write(process_id, b"x")
+            assert alone.result(request)["chunks"]
+        alone.received.clear()
+        alone.notifications.clear()
 
     poll(500)
-    memory = resident_bytes(peer.server_pid)
+    memory = resident_bytes(alone.server_pid)
     poll(1000)
-    assert resident_bytes(peer.server_pid) - memory < 4 * MIB
+    assert resident_bytes(alone.server_pid) - memory < 4 * MIB
 
 
 def test_clients_that_vanish_leave_nothing(
