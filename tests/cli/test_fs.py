@@ -106,6 +106,17 @@ def test_put_and_get(where: list[str], place: Path) -> None:
     assert not list(place.rglob("*.part"))
 
 
+def test_paths_as_uris(where: list[str], place: Path) -> None:
+    (place / "a b").mkdir()
+    (place / "100% ü").write_text("x")
+    uri = f"file://{place}/a%20b"
+    fine(where, "put", place / "100% ü", uri)
+    assert fine(where, "ls", uri).decode().endswith(" 100% ü\n")
+    (place / "into").mkdir()
+    fine(where, "get", f"{uri}/100%25%20%C3%BC", place / "into")
+    assert (place / "into" / "100% ü").read_text() == "x"
+
+
 def test_trees(where: list[str], place: Path) -> None:
     (place / "tree" / "below").mkdir(parents=True)
     (place / "tree" / "below" / "file").write_text("x")

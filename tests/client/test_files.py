@@ -347,6 +347,12 @@ def test_a_broken_transfer_is_taken_up(run: Run, place: Path) -> None:
         for name in ("up", "down", "up2", "down2"):
             assert (place / name).read_bytes() == data
             assert not (place / f"{name}.part").exists()
+        # A link stays one; what it leads to is replaced.
+        (place / "target").write_bytes(b"old")
+        (place / "link").symlink_to("target")
+        await files.upload(f"{place}/source", f"{place}/link")
+        assert (place / "link").is_symlink()
+        assert (place / "target").read_bytes() == data
 
     run(scenario)
 

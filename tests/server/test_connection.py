@@ -280,7 +280,7 @@ def test_a_flood_of_waiting_requests_is_not_read_without_end(
     other.initialize()
     assert other.run("echo", "x").stdout == b"x\n"
     # Nothing of it is lost, not even what the server has not read yet.
-    [pid] = running(marker)
+    [pid] = eventually(lambda: running(marker), "the sleeper being there")
     os.kill(pid, 9)
     assert all(peer.result(request)["exited"] for request in requests)
     peer.alive()

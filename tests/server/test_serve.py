@@ -398,6 +398,6 @@ def test_processes_are_not_stopped_by_the_keys_of_the_servers_terminal() -> None
     with RunningServer() as server, WebSocketPeer(server.url) as peer:
         peer.initialize()
         peer.start("sleep", marker)
-        [pid] = running(marker)
+        [pid] = eventually(lambda: running(marker), "the sleeper being there")
         assert os.getpgid(pid) != os.getpgid(server.pid)
         assert os.getsid(pid) != os.getsid(server.pid)

@@ -13,7 +13,6 @@ __all__ = [
     "children",
     "descriptors",
     "gone",
-    "process_count",
     "resident_bytes",
     "running",
     "sleep_forever",
@@ -90,8 +89,3 @@ def resident_bytes(pid: int) -> int:
     """Memory in use."""
     with open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def process_count() -> int:
-    """How many processes this machine has."""
-    return len(_pids())

@@ -25,6 +25,7 @@ from ..services import (
     DirectoryEntry,
     FileMetadata,
     FilePart,
+    Files,
     GlobFound,
     Progress,
     SearchFound,
@@ -770,3 +771,7 @@ async def _pieces(blocks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterat
     else:
         for piece in blocks:
             yield piece
+
+
+if TYPE_CHECKING:
+    _IS_COMPLETE: type[Files] = RemoteFiles

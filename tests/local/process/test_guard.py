@@ -137,7 +137,7 @@ def test_a_guardian_does_not_mind_signals_meant_for_others_and_holds_nothing(
 
 
 def test_no_guardian_before_there_is_something_to_guard(
-    ws: Peer, start_server: Callable[..., RunningServer]
+    start_server: Callable[..., RunningServer],
 ) -> None:
     server = start_server()
     with WebSocketPeer(server.url) as peer:
