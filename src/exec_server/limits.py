@@ -75,7 +75,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Unsent bytes of a connection at which its processes are no longer read."""
 
     outgoing_limit: int = 64 * MIB
-    """Unsent bytes at which a client that sends requests but reads no answers is disconnected."""
+    """Unsent bytes at which a client that reads no answers is not read from, either."""
+
+    outgoing_cutoff: int = 512 * MIB
+    """Unsent bytes at which such a client, whose earlier requests go on being answered, is disconnected."""
 
     waiting_requests: int = 1024
     """Requests of one connection that may wait at once (`--concurrent-requests`)."""

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Raw
+from msgspec.json import encode
 
 from .. import log
 from ..local.process import tree
@@ -39,6 +42,10 @@ if TYPE_CHECKING:
     from .server import Server
 
 __all__ = ["Connection"]
+
+
+LARGE_RESULT_BYTES: Final = 64 * 1024
+"""A result that is already encoded and larger than this is sent as it is, without another copy."""
 
 
 class Connection:
@@ -103,6 +110,7 @@ class Connection:
         self._paused = False
         if self.session is not None:
             self.session.processes.release_output()
+        self._run_queue()
         self._make_room()
 
     def room(self) -> Pending[None] | None:
@@ -148,7 +156,7 @@ class Connection:
             return
         if method.family is not None:
             self._legacy = method.legacy
-        if method.control or (not self._queue and len(self._waiting) < self.server.limits.waiting_requests):
+        if method.control or (not self._queue and self._has_room()):
             self._run(request, method, size)
             return
         self._queue.append((request, method, size))
@@ -189,12 +197,25 @@ class Connection:
         if self._ended:
             return
         self._answer_settled(request_id, pending, started)
-        while self._queue and len(self._waiting) < self.server.limits.waiting_requests:
+        self._run_queue()
+        self._check_unsent()
+
+    def _run_queue(self) -> None:
+        """Go on with what had to queue, as far as there is room."""
+        while self._queue and self._has_room():
             request, method, size = self._queue.popleft()
             self._queued_bytes -= size
             self._run(request, method, size)
         self._watch_intake()
-        self._check_unsent()
+
+    def _has_room(self) -> bool:
+        """Whether another ordinary request may be begun."""
+        limits = self.server.limits
+        return len(self._waiting) < limits.waiting_requests and not self._is_deaf()
+
+    def _is_deaf(self) -> bool:
+        """Whether the client leaves so much unread that it should get no more to read."""
+        return self._paused and self.channel.unsent() > self.server.limits.outgoing_limit
 
     def _answer_settled(self, request_id: RequestId, pending: Pending[Any], started: float) -> None:
         try:
@@ -205,7 +226,11 @@ class Connection:
             self._answer(request_id, result, started)
 
     def _answer(self, request_id: RequestId, result: Any, started: float) -> None:
-        self.channel.send(encode_result(request_id, result))
+        if type(result) is Raw and len(bytes_of := memoryview(result)) > LARGE_RESULT_BYTES:
+            head = b'{"id":%b,"result":' % encode(request_id)
+            self.channel.send_parts(head, bytes_of, b"}", binary=False)
+        else:
+            self.channel.send(encode_result(request_id, result))
         self.server.metrics.request_done(self.server.loop.time() - started, failed=False)
 
     def _answer_error(self, request_id: RequestId, error: Exception, started: float) -> None:
@@ -226,7 +251,11 @@ class Connection:
     def _watch_intake(self) -> None:
         """Stop reading while too much waits, so that a client cannot fill our memory with questions."""
         limits = self.server.limits
-        full = len(self._queue) >= limits.queued_requests or self._queued_bytes > limits.waiting_bytes
+        full = (
+            len(self._queue) >= limits.queued_requests
+            or self._queued_bytes > limits.waiting_bytes
+            or self._is_deaf()
+        )
         if full and self._reading:
             self._reading = False
             self.channel.pause_reading()
@@ -235,10 +264,12 @@ class Connection:
             self.channel.resume_reading()
 
     def _check_unsent(self) -> None:
-        """A client that asks and does not read the answers is cut off at a bound."""
-        if self._paused and self.channel.unsent() > self.server.limits.outgoing_limit:
-            log.warning("client reads no answers, disconnecting it", peer=self.channel.peer)
-            self.channel.abort()
+        """A client that does not read its answers is asked no more, and in the end cut off."""
+        if self._paused:
+            self._watch_intake()
+            if self.channel.unsent() > self.server.limits.outgoing_cutoff:
+                log.warning("client reads no answers, disconnecting it", peer=self.channel.peer)
+                self.channel.abort()
 
     # The rest ------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class Channel(Protocol):
     def send(self, message: bytes) -> None:
         """Send one text message."""
 
-    def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
+    def send_parts(self, head: bytes, body: bytes | memoryview, tail: bytes, *, binary: bool) -> None:
         """Send one message made of three parts, without putting them together first if possible."""
 
     def unsent(self) -> int:

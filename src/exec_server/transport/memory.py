@@ -38,9 +38,9 @@ class MemoryChannel:
         if not self._closed:
             self._other._put(False, message)
 
-    def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
+    def send_parts(self, head: bytes, body: bytes | memoryview, tail: bytes, *, binary: bool) -> None:
         if not self._closed:
-            self._other._put(binary, b"%b%b%b" % (head, body, tail))
+            self._other._put(binary, b"".join((head, body, tail)))
 
     def unsent(self) -> int:
         return self._other._inbox_size

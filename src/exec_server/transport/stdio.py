@@ -61,7 +61,7 @@ class StdioChannel:
             self._unsent_size += len(message) + 1
             self._plan_flush()
 
-    def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
+    def send_parts(self, head: bytes, body: bytes | memoryview, tail: bytes, *, binary: bool) -> None:
         if binary:
             raise RuntimeError("lines carry no binary messages")
         if not self._closed:

@@ -66,7 +66,7 @@ class WebSocketChannel(WSListener):
         self._closed_reason: str | None = None
         self._reason = "the peer closed the connection"
         self._loop = asyncio.get_running_loop()
-        self._outbox: list[bytes] = []
+        self._outbox: list[bytes | memoryview] = []
         self._in_frame = False
         self._flush_planned = False
         self._over = False
@@ -88,7 +88,7 @@ class WebSocketChannel(WSListener):
             return
         size = len(message)
         if size > FRAGMENT_BYTES:
-            self._send_fragments(message)
+            self._send_fragments(b"", message, b"")
             return
         if not self._server_side:
             self._transport.send(_TEXT, message)  # masked, so it is copied anyway
@@ -103,24 +103,34 @@ class WebSocketChannel(WSListener):
             self._flush_planned = True
             self._loop.call_soon(self._flush)
 
-    def _send_fragments(self, message: bytes) -> None:
-        """A message that is larger than the largest frame peers take, in several."""
-        self._flush()
-        kind = _TEXT
-        for start in range(0, len(message), FRAGMENT_BYTES):
-            if self._transport is not None:
-                part = message[start : start + FRAGMENT_BYTES]
-                self._transport.send(kind, part, start + FRAGMENT_BYTES >= len(message))
-            kind = WSMsgType.CONTINUATION
+    def _send_fragments(self, head: bytes, body: bytes | memoryview, tail: bytes) -> None:
+        """A text message larger than the largest frame peers take, in several, without copying it."""
+        view = memoryview(body)
+        starts = range(0, len(view), FRAGMENT_BYTES)
+        for start in starts:
+            first, last = start == 0, start == starts[-1]
+            part = view[start : start + FRAGMENT_BYTES]
+            before, after = head if first else b"", tail if last else b""
+            if self._transport is None:
+                return
+            if self._server_side:
+                opcode = (0x01 if first else 0x00) | (0x80 if last else 0x00)
+                self._outbox += (_frame(opcode, len(before) + len(part) + len(after)) + before, part, after)
+                self._flush()
+            else:
+                kind = _TEXT if first else WSMsgType.CONTINUATION
+                self._transport.send(kind, b"".join((before, part, after)), last)
 
-    def send_parts(self, head: bytes, body: bytes, tail: bytes, *, binary: bool) -> None:
+    def send_parts(self, head: bytes, body: bytes | memoryview, tail: bytes, *, binary: bool) -> None:
         if self._transport is None:
             return
         size = len(head) + len(body) + len(tail)
-        if not self._server_side:
-            self._transport.send(_BINARY if binary else _TEXT, b"%b%b%b" % (head, body, tail))
+        if size > FRAGMENT_BYTES and not binary:
+            self._send_fragments(head, body, tail)
+        elif not self._server_side:
+            self._transport.send(_BINARY if binary else _TEXT, b"".join((head, body, tail)))
         elif size < VECTOR_BYTES and not binary:
-            self.send(b"%b%b%b" % (head, body, tail))
+            self.send(b"".join((head, body, tail)))
         else:
             # A frame of a server is a header and the payload as it is, so the parts can go as they are.
             self._outbox += (_frame(0x82 if binary else 0x81, size) + head, body, tail)
