@@ -71,12 +71,12 @@ def test_a_working_directory_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("/x//y/", "file:///x/y"), ("rel/x y", "file:///work/rel/x%20y"), ("a/../b", "file:///work/b")],
+    [("/x//y/", "file:///x/y"), ("rel/x y", "file:///srv/rel/x%20y"), ("a/../b", "file:///srv/b")],
 )
 def test_a_temporary_directory_is_made_absolute(
     value: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "getcwd", lambda: "/work")
+    monkeypatch.setattr(os, "getcwd", lambda: "/srv")
     monkeypatch.setenv("TMPDIR", value)
     found = facts()
     assert (found["temporaryDirectories"], found["tempDir"]) == ([expected], expected)
