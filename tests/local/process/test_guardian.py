@@ -46,3 +46,17 @@ def test_a_round_tells_whether_anybody_new_was_there() -> None:
     assert known == {process.pid}
     assert not guardian.kill_all(space.nonce, SESSION_SHIFT, known), "a corpse is nobody new"
     assert process.wait(20) == -signal.SIGKILL
+
+
+def test_a_second_lap_of_tags_leaves_out_who_is_still_there() -> None:
+    tags = TagSpace().open_session()
+    first = tags.new()
+    process = sleeper(first)
+    try:
+        tags._next = (1 << 18) - 1  # as after 262,143 starts
+        fresh = [tags.new() for _ in range(3)]
+        assert first not in fresh
+        assert len(set(fresh)) == 3
+    finally:
+        process.kill()
+        process.wait()
