@@ -50,24 +50,39 @@ def error(event: str, **details: Any) -> None:
 
 def _write(level: str, event: str, details: dict[str, Any]) -> None:
     global _logger
-    if _logger is None:
-        import structlog
-
-        renderer: Any = (
-            structlog.processors.JSONRenderer()
-            if _as_json
-            else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-        )
-        _logger = structlog.wrap_logger(
-            structlog.PrintLogger(sys.stderr),
-            processors=[
-                structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso"),
-                structlog.processors.format_exc_info,
-                renderer,
-            ],
-        )
     try:
+        if _logger is None:
+            _logger = _make_logger()
         getattr(_logger, level)(event, **details)
+    except (OSError, ImportError):
+        _write_plainly(level, event, details)
+    except ValueError:
+        pass  # stderr is closed; the work goes on
+
+
+def _make_logger() -> Any:
+    import structlog
+
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if _as_json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    return structlog.wrap_logger(
+        structlog.PrintLogger(sys.stderr),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+    )
+
+
+def _write_plainly(level: str, event: str, details: dict[str, Any]) -> None:
+    """When nothing can be opened any more, not even the logger, which is when a log line matters most."""
+    words = [f"[{level}] {event}", *(f"{name}={value!r}" for name, value in details.items())]
+    try:
+        sys.stderr.write(" ".join(words) + "\n")
     except (OSError, ValueError):
         pass  # nobody takes the log any more; the work goes on

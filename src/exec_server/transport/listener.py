@@ -22,6 +22,9 @@ ACCEPTS_PER_WAKE: Final = 64
 NO_DESCRIPTORS_DELAY: Final = 0.5
 """Seconds until the next try when descriptors or memory have run out. The peers wait in the backlog."""
 
+COMPLAINT_INTERVAL: Final = 60.0
+"""Seconds between log lines that say so."""
+
 _OUT_OF_RESOURCES: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
@@ -41,6 +44,7 @@ class Listener:
         self._ssl = ssl
         self._opening: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._quiet_until = 0.0
         self._path = path
         """The file of a unix socket, removed at the end."""
         sock.setblocking(False)
@@ -80,10 +84,13 @@ class Listener:
             task.add_done_callback(self._opening.discard)
 
     def _rest(self, error: OSError) -> None:
-        log.error(
-            "cannot accept connections for now; raise the limit on open files (ulimit -n)",
-            reason=error.strerror,
-        )
+        now = self._loop.time()
+        if now >= self._quiet_until:
+            self._quiet_until = now + COMPLAINT_INTERVAL
+            log.error(
+                "cannot accept connections for now; raise the limit on open files (ulimit -n)",
+                reason=error.strerror,
+            )
         self._loop.remove_reader(self._sock.fileno())
         self._loop.call_later(NO_DESCRIPTORS_DELAY, self._resume)
 
