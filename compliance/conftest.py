@@ -68,3 +68,18 @@ def workspace(tmp_path: Path) -> Path:
 def codex(reference: Path, tmp_path: Path, workspace: Path) -> Codex:
     """The reference client with a home of its own, ready to run a script."""
     return Codex(reference, tmp_path, workspace)
+
+
+@pytest.fixture(params=["websocket", "stdio"])
+def reference_server(
+    request: pytest.FixtureRequest, reference: Path, tmp_path: Path
+) -> Iterator[str | list[str]]:
+    """The reference's server, as something our client connects to."""
+    if request.param == "stdio":
+        yield [str(reference), "exec-server", "--listen", "stdio"]
+        return
+    server = Server([str(reference), "exec-server"], tmp_path)
+    try:
+        yield server.url
+    finally:
+        server.stop()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 import exec_server
 from compliance.programs import wait_until
-from compliance.server import Server
 from exec_server import Client
 from exec_server.testing import check_server
 
@@ -18,17 +17,10 @@ Target = str | list[str]
 Scenario = Callable[[Client], Awaitable[None]]
 
 
-@pytest.fixture(params=["websocket", "stdio"])
-def target(request: pytest.FixtureRequest, reference: Path, tmp_path: Path) -> Iterator[Target]:
+@pytest.fixture
+def target(reference_server: Target) -> Target:
     """The reference's server."""
-    if request.param == "stdio":
-        yield [str(reference), "exec-server", "--listen", "stdio"]
-        return
-    server = Server([str(reference), "exec-server"], tmp_path)
-    try:
-        yield server.url
-    finally:
-        server.stop()
+    return reference_server
 
 
 def drive(target: Target, scenario: Scenario) -> None:

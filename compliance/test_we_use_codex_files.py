@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 import exec_server
-from compliance.server import Server
 from exec_server import Unsupported
 from exec_server.client.files import BLOCK_BYTES, WHOLE_WRITE_BYTES
 from exec_server.services import Files, WalkEntry
@@ -19,17 +18,10 @@ Target = str | list[str]
 Scenario = Callable[[Files], Awaitable[None]]
 
 
-@pytest.fixture(params=["websocket", "stdio"])
-def target(request: pytest.FixtureRequest, reference: Path, tmp_path: Path) -> Iterator[Target]:
+@pytest.fixture
+def target(reference_server: Target) -> Target:
     """The reference's server."""
-    if request.param == "stdio":
-        yield [str(reference), "exec-server", "--listen", "stdio"]
-        return
-    server = Server([str(reference), "exec-server"], tmp_path)
-    try:
-        yield server.url
-    finally:
-        server.stop()
+    return reference_server
 
 
 @pytest.fixture

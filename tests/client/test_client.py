@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -427,3 +429,38 @@ def test_what_is_not_text_is_refused_here(run: Run) -> None:
             await client.start(["pwd"], cwd="relative")
 
     run(scenario)
+
+
+HOST = """
+import asyncio, subprocess, sys, threading
+import exec_server
+
+async def main():
+    children, done = [], threading.Event()
+
+    def host():
+        while not done.is_set() and len(children) < 60:
+            children.append(subprocess.Popen(["sleep", "60"]))
+
+    thread = threading.Thread(target=host)
+    async with exec_server.connect({target!r}) as client:
+        thread.start()
+        for _ in range(40):
+            await client.run(["true"])
+        done.set()
+        thread.join()
+    died = [child for child in children if child.poll() is not None]
+    for child in children:
+        child.kill()
+        child.wait()
+    print(len(children) > 0, len(died))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("target", [None, IN_PROCESS])
+def test_what_else_the_host_starts_is_not_ours_to_kill(target: str | None) -> None:
+    code = HOST.format(target=target)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert done.stdout == "True 0\n", done.stderr

@@ -38,11 +38,11 @@ from ..services import (
 )
 from ..wire import base64
 from ..wire.errors import METHOD_NOT_FOUND, RpcError
-from ..wire.files import BlockResult, CanonicalizeResult, MetadataResult, OpenMode, OpenResult
+from ..wire.files import CanonicalizeResult, MetadataResult, OpenMode, OpenResult
 from ..wire.uri import ForeignPath, native_path, parse, path_to_uri
+from .blocks import BLOCK_BYTES, BLOCKS_IN_FLIGHT, BlockReader, BlockWriter, decoded, reblocked
 from .errors import (
     ConnectionLost,
-    ProtocolError,
     RemoteFileError,
     RemoteFileNotFound,
     RemoteNotADirectory,
@@ -57,12 +57,6 @@ if TYPE_CHECKING:
 __all__ = ["BLOCKS_IN_FLIGHT", "BLOCK_BYTES", "WHOLE_WRITE_BYTES", "RemoteFiles", "RemoteWatch"]
 
 T = TypeVar("T")
-
-BLOCK_BYTES: Final = 1024 * 1024
-"""Of one read or write of a stream: the most the protocol allows."""
-
-BLOCKS_IN_FLIGHT: Final = 4
-"""Blocks asked for or sent and not answered, of all streams of a connection together."""
 
 WHOLE_WRITE_BYTES: Final = (MAX_FRAME_BYTES - 64 * 1024) // 4 * 3
 """The largest content of one `fs/writeFile`: more, in base64, does not fit into one frame."""
@@ -159,7 +153,7 @@ class RemoteFiles:
             params = {"path": uri, "offset": 0, "length": BLOCK_BYTES}
             content = await self._call("fs/readFile", params, _Content, path)
             if content.eof is True:
-                return _decoded(content.data_base64)
+                return decoded(content.data_base64)
         return b"".join([block async for block in self.stream(path)])
 
     async def read_range(self, path: str, offset: int, length: int) -> FilePart:
@@ -173,8 +167,8 @@ class RemoteFiles:
             params = {"path": uri, "offset": offset, "length": length}
             content = await self._call("fs/readFile", params, _Content, path)
             if content.eof is not UNSET:
-                return FilePart(_decoded(content.data_base64), content.eof)
-        reader = _Reader(self, uri, path, offset, offset + length)
+                return FilePart(decoded(content.data_base64), content.eof)
+        reader = BlockReader(self, uri, path, offset, offset + length)
         try:
             data = b"".join([block async for block in reader.blocks()])
         finally:
@@ -187,7 +181,7 @@ class RemoteFiles:
         The handle pins the file: it may be removed or replaced by rename meanwhile, and what comes is still
         the old one.
         """
-        reader = _Reader(self, self.uri(path), path, offset, None)
+        reader = BlockReader(self, self.uri(path), path, offset, None)
         try:
             async for block in reader.blocks():
                 yield block
@@ -221,11 +215,11 @@ class RemoteFiles:
         if not self._client.has("fileWriteStreaming"):
             return await self._write_gathered(path, blocks)
         handle = uuid4().hex
-        writer = _Writer(self, handle, path)
+        writer = BlockWriter(self, handle, path)
         self._looking.clear()
         await self._open(handle, self.uri(path), path, "replace")
         try:
-            async for block in _reblocked(blocks):
+            async for block in reblocked(blocks):
                 await writer.put(block)
             await writer.finish()
             await self._change("fs/close", {"handleId": handle}, path)
@@ -237,7 +231,7 @@ class RemoteFiles:
 
     async def _write_gathered(self, path: str, blocks: AsyncIterable[bytes] | Iterable[bytes]) -> int:
         data = bytearray()
-        async for block in _reblocked(blocks):
+        async for block in reblocked(blocks):
             data += block
             if len(data) > WHOLE_WRITE_BYTES:
                 raise Unsupported(
@@ -569,94 +563,6 @@ class RemoteFiles:
             return await self._call(method, params, kind, path)
 
 
-class _Reader:
-    """The blocks of one file in order, fetched ahead as far as they are taken."""
-
-    def __init__(self, files: RemoteFiles, uri: str, path: str, start: int, stop: int | None) -> None:
-        self._files = files
-        self._uri = uri
-        self._path = path
-        self._next = start
-        self._stop = stop
-        self._handle = uuid4().hex
-        self._fetching: deque[asyncio.Future[tuple[bytes, bool]]] = deque()
-        self._opening: asyncio.Future[None] | None = None
-
-    async def blocks(self) -> AsyncIterator[bytes]:
-        # The first block is asked for along with the file: a small one costs one round trip.
-        opening = self._files._open(self._handle, self._uri, self._path, "read")
-        self._opening = asyncio.ensure_future(opening)
-        ahead = 1
-        self._fetch(ahead)
-        await self._opening
-        while self._fetching:
-            data, eof = await self._fetching[0]
-            self._fetching.popleft()
-            if eof:
-                if data:
-                    yield data
-                return
-            # One that turns out to be long is worth more and more of an effort.
-            ahead = min(ahead * 2, BLOCKS_IN_FLIGHT)
-            self._fetch(ahead)
-            yield data
-
-    def _fetch(self, ahead: int) -> None:
-        while len(self._fetching) < ahead and (self._stop is None or self._next < self._stop):
-            length = BLOCK_BYTES if self._stop is None else min(BLOCK_BYTES, self._stop - self._next)
-            self._fetching.append(asyncio.ensure_future(self._read(self._next, length)))
-            self._next += length
-
-    async def _read(self, offset: int, length: int) -> tuple[bytes, bool]:
-        params = {"handleId": self._handle, "offset": offset, "len": length}
-        block = await self._files._block("fs/readBlock", params, BlockResult, self._path)
-        data = _decoded(block.chunk)
-        if len(data) > length:
-            raise ProtocolError(f"`fs/readBlock` of {length} bytes was answered with {len(data)}")
-        if not data and not block.eof:
-            raise ProtocolError("`fs/readBlock` was answered with nothing before the end of the file")
-        return data, block.eof
-
-    def close(self) -> None:
-        """Give the handle back without waiting; what is still coming is dropped."""
-        for task in self._fetching:
-            _abandon(task)
-        if self._opening is not None:
-            _abandon(self._opening)
-            self._files._client.tell("fs/close", {"handleId": self._handle})
-
-
-class _Writer:
-    """Blocks on their way into one file."""
-
-    def __init__(self, files: RemoteFiles, handle: str, path: str) -> None:
-        self._files = files
-        self._handle = handle
-        self._path = path
-        self._sending: deque[asyncio.Future[dict[str, Any]]] = deque()
-        self.offset = 0
-
-    async def put(self, block: bytes) -> None:
-        """Send a block, when those before it leave room."""
-        while len(self._sending) >= BLOCKS_IN_FLIGHT:
-            await self._sending[0]
-            self._sending.popleft()
-        params = {"handleId": self._handle, "offset": self.offset, "chunk": base64.encode(block)}
-        call = self._files._block("fs/writeBlock", params, dict[str, Any], self._path)
-        self._sending.append(asyncio.ensure_future(call))
-        self.offset += len(block)
-
-    async def finish(self) -> None:
-        """Until every block was taken."""
-        while self._sending:
-            await self._sending[0]
-            self._sending.popleft()
-
-    def cancel(self) -> None:
-        for task in self._sending:
-            _abandon(task)
-
-
 class RemoteWatch:
     """A watch, and the changes it reports. Made by `RemoteFiles.watch`."""
 
@@ -722,55 +628,12 @@ class RemoteWatch:
         self._news.set()
 
 
-def _abandon(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    task.add_done_callback(_seen)
-
-
-def _seen(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
-
-
 def _native(uri: str) -> str:
     """The native path, or the URI itself where this kind of machine has no such path."""
     try:
         return native_path(uri)
     except (ForeignPath, RpcError):
         return uri
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.decode(text)
-    except ValueError as error:
-        raise ProtocolError(f"the server sent file content that is not base64: {error}") from None
-
-
-async def _reblocked(blocks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
-    """The same bytes in pieces of BLOCK_BYTES, the last one as it comes."""
-    waiting = bytearray()
-    async for piece in _pieces(blocks):
-        if not waiting and len(piece) == BLOCK_BYTES:
-            yield piece
-            continue
-        waiting += piece
-        while len(waiting) >= BLOCK_BYTES:
-            yield bytes(waiting[:BLOCK_BYTES])
-            del waiting[:BLOCK_BYTES]
-    if waiting:
-        yield bytes(waiting)
-
-
-async def _pieces(blocks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
-    if isinstance(blocks, bytes | bytearray | memoryview):
-        yield bytes(blocks)  # iterating over it would give numbers
-    elif isinstance(blocks, AsyncIterable):
-        async for piece in blocks:
-            yield piece
-    else:
-        for piece in blocks:
-            yield piece
 
 
 if TYPE_CHECKING:
