@@ -14,6 +14,7 @@ $(VENV)/.ready: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(PYTHON) scripts/system_packages.py
 	@touch $@
 
 run: setup   ## start the server on loopback and say how to use it
@@ -31,7 +32,7 @@ layers: setup ## rooms import one way only
 	$(BIN)/lint-imports
 
 unit: setup  ## the test suite
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3
 
 compliance: setup  ## the real reference binary on the other end, both ways
 	$(BIN)/python -m compliance
