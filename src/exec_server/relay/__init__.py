@@ -1,0 +1,1 @@
+"""A channel through a stranger: both ends of the encrypted relay."""

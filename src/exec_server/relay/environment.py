@@ -1,0 +1,202 @@
+"""The environment's end: registers, keeps one connection to the rendezvous, and serves every stream on it.
+
+register -> connect -> serve until the connection ends -> wait -> connect -> ...
+               '- refused with 4xx: the registration is no longer current -> register
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Callable
+from typing import Any, Final
+
+from .. import log
+from ..loop import Pending, resolved
+from .credentials import Expired
+from .keys import Identity, PublicKey
+from .link import UpgradeFailed, WebSocketLink, open_link
+from .registry import Registration, Registry, RegistryError, retry_delay
+from .streams import Accept, Streams
+
+__all__ = ["RegistrationFailed", "RemoteEnvironment"]
+
+FIRST_DELAY: Final = 1.0
+MAX_DELAY: Final = 30.0
+"""Seconds between connection attempts, doubling; each is shortened by up to half, so that not all come back
+at once."""
+
+STABLE_SECONDS: Final = 120.0
+"""A connection that lasted so long was a good one: the next wait is a short one again."""
+
+
+class RegistrationFailed(Exception):
+    """The registry does not take us; the program ends."""
+
+
+class RemoteEnvironment:
+    """This machine, offered through a rendezvous."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        load_identity: Callable[[], Identity],
+        accept: Accept,
+        *,
+        acks: bool = True,
+        ssl: Any = None,
+        trusted: Callable[[], frozenset[str]] | None = None,
+    ) -> None:
+        """`load_identity` is called for every registration, so that a rotated key is taken then. `trusted`
+        gives the fingerprints of the only harnesses that get in, whatever the registry says of others."""
+        self._trusted = trusted
+        self._registry = registry
+        self._load_identity = load_identity
+        self._accept = accept
+        self._acks = acks
+        self._ssl = ssl
+        self._streams: Streams | None = None
+        self._registered_as: tuple[str, PublicKey] | None = None
+        self._link: WebSocketLink | None = None
+        self._lost: asyncio.Event = asyncio.Event()
+        self._validating: set[asyncio.Task[bool]] = set()
+        self.on_connected: Callable[[], object] = lambda: None
+        """Called whenever the environment can be reached."""
+
+    async def run(self) -> None:
+        """Serve until cancelled; RegistrationFailed when the registry does not want us."""
+        try:
+            await self._run()
+        finally:
+            if self._streams is not None:
+                self._streams.close()
+            if self._link is not None:
+                self._link.close()
+            for task in list(self._validating):
+                task.cancel()
+            await self._registry.close()
+
+    async def _run(self) -> None:
+        registration = await self._register(again=False)
+        delay, refused = FIRST_DELAY, False
+        while True:
+            lasted = 0.0
+            try:
+                link = await open_link(
+                    registration.url,
+                    self,
+                    headers={"X-Request-ID": f"req_{secrets.token_hex(16)}"},
+                    ssl=self._ssl,
+                )
+            except UpgradeFailed as error:
+                if error.status is not None and 400 <= error.status < 500:
+                    log.warning("the registration is no longer current, registering again", reason=str(error))
+                    registration = await self._register(again=True)
+                    if not refused:
+                        refused = True
+                        continue
+                else:
+                    log.warning("cannot connect to the rendezvous, trying again", reason=str(error))
+                    if error.status is None and self._registry.nodes > 1:
+                        # The node is gone; another one knows us, too, and has another address.
+                        before, registration = registration, await self._register(again=True)
+                        if registration.url != before.url and not refused:
+                            refused = True
+                            continue
+            else:
+                refused = False
+                lasted = await self._serve(link)
+            if lasted >= STABLE_SECONDS:
+                delay = FIRST_DELAY
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311  # spreads load, hides nothing
+            delay = min(2 * delay, MAX_DELAY)
+
+    async def _serve(self, link: WebSocketLink) -> float:
+        """Until the connection ends; how long it lasted."""
+        self._link = link
+        self._lost.clear()
+        if self._streams is not None:
+            self._streams.link_found(link)
+        log.info("connected to the rendezvous", environment=self._registry.environment_id)
+        self.on_connected()
+        await self._lost.wait()
+        return asyncio.get_running_loop().time() - link.opened_at
+
+    async def _register(self, *, again: bool) -> Registration:
+        """A registration, and streams for it. Those of an earlier one go on only if it is the same one."""
+        identity = self._load_identity()
+        attempt = 0
+        while True:
+            try:
+                registration = await self._registry.register(identity.public)
+                break
+            except Expired as error:
+                log.warning("cannot register yet", reason=str(error))
+            except RegistryError as error:
+                unavailable = error.status == 502 and error.code == "authentication_service_unavailable"
+                if not unavailable and not (again and error.transient):
+                    raise RegistrationFailed(str(error)) from None
+                log.warning("cannot register yet, trying again", reason=str(error))
+            await asyncio.sleep(retry_delay(attempt))
+            attempt += 1
+        same = (registration.id, identity.public) == self._registered_as
+        self._registered_as = registration.id, identity.public
+        if self._streams is not None:
+            if same:
+                return registration
+            self._streams.give_up("the environment has registered again")
+        self._streams = Streams(
+            asyncio.get_running_loop(),
+            identity,
+            self._registry.environment_id,
+            registration.id,
+            accept=self._accept,
+            validate=lambda *question: self._validate(registration.id, *question),
+            acks=self._acks,
+        )
+        log.info("registered", environment=self._registry.environment_id, registration=registration.id)
+        return registration
+
+    def _validate(
+        self, registration_id: str, stream_id: str, key: PublicKey, authorization: str
+    ) -> Pending[bool]:
+        """Ask the registry in the background, once; but not about those we do not trust ourselves."""
+        if self._trusted is not None and key.fingerprint not in self._trusted():
+            log.warning("a harness that is not trusted was turned away", fingerprint=key.fingerprint)
+            return resolved(False)
+        task = asyncio.ensure_future(self._registry.validate(registration_id, stream_id, key, authorization))
+        self._validating.add(task)
+        answer: Pending[bool] = Pending(task.cancel)
+
+        def done(task: asyncio.Task[bool]) -> None:
+            self._validating.discard(task)
+            if task.cancelled():
+                answer.resolve(False)
+            elif (error := task.exception()) is not None:
+                answer.fail(error)
+            else:
+                answer.resolve(task.result())
+
+        task.add_done_callback(done)
+        return answer
+
+    # From the connection -------------------------------------------------------------------------
+
+    def frame_arrived(self, message: bytes) -> None:
+        if self._streams is not None:
+            self._streams.frame_arrived(message)
+
+    def text_arrived(self) -> None:
+        """Nothing of ours; the reference does not mind, either."""
+
+    def link_drained(self) -> None:
+        if self._streams is not None:
+            self._streams.link_drained()
+
+    def link_closed(self, reason: str) -> None:
+        log.warning("the connection to the rendezvous is lost", reason=reason)
+        self._link = None
+        if self._streams is not None:
+            self._streams.link_lost(reason)
+        self._lost.set()

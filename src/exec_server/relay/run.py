@@ -1,0 +1,292 @@
+"""An environment as a process: its credential, its identity, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from msgspec import Struct
+
+from .. import log
+from ..loop import Loop
+from .credentials import (
+    FIRST_LINE_SECONDS,
+    AgentIdentity,
+    Bearer,
+    CredentialError,
+    Credentials,
+    RotatingCredential,
+)
+from .direct import DirectEnvironment, DirectOptions
+from .environment import RegistrationFailed, RemoteEnvironment
+from .forward import BadDestination, forward_to
+from .keys import KeyFileError, load_or_create
+from .registry import BadRegistryUrl, Registry
+from .sigv4 import NoAwsCredentials, find_credentials, find_region
+from .streams import Accept
+
+__all__ = ["RunFailed", "RunOptions", "run_environment"]
+
+KEY_VARIABLES: Final = ("EXEC_SERVER_API_KEY", "CODEX_API_KEY")
+
+
+class RunFailed(Exception):
+    """The environment cannot be offered, or not any more; the text says why."""
+
+
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """What to offer, where, and as whom."""
+
+    registry_url: str
+    environment_id: str
+    key_file: str | None = None
+    forward: str | None = None
+    acks: bool = True
+    credential_stdin: bool = False
+    agent_identity: bool = False
+    exit_on_stdin_close: bool = False
+    ca_file: str | None = None
+    trusted_harnesses: str | None = None
+    """A file of fingerprints, one per line; only these get in."""
+    direct: bool = False
+    """Without a relay: a WebSocket, signed for AWS."""
+    aws_profile: str | None = None
+    aws_region: str | None = None
+    aws_service: str = "execute-api"
+
+
+class Served(Protocol):
+    """The server behind the streams, as far as its end is concerned."""
+
+    accept: Accept
+
+    def end(self, then: Callable[[], object]) -> None:
+        """End every session, and go on when its processes are gone."""
+
+    def close(self) -> None: ...
+
+
+def run_environment(options: RunOptions, make_server: Callable[[Loop], Served]) -> None:
+    """Offer this machine until told to stop. Returns when it was, raises RunFailed when it cannot go on."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(_run(options, make_server))
+    else:
+        uvloop.run(_run(options, make_server))
+
+
+def default_key_file(environment_id: str) -> str:
+    """Where the identity of an environment is kept, unless told otherwise."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", environment_id)[:128]
+    return os.path.join(state, "exec-server", "relay", f"{name}.key")
+
+
+async def _run(options: RunOptions, make_server: Callable[[Loop], Served]) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    stdin = _Stdin(options, stop)
+    credentials = None if options.direct else await _credentials(options, stdin, stop)
+    if credentials is None and not options.direct:
+        return
+    server: Served | None = None
+    try:
+        if options.forward is not None:
+            accept = forward_to(options.forward)
+        else:
+            server = make_server(loop)
+            accept = server.accept
+        if credentials is None:
+            environment: RemoteEnvironment | DirectEnvironment = _direct(options, accept)
+        else:
+            environment = _relayed(options, credentials, accept)
+    except (KeyFileError, BadRegistryUrl, BadDestination, NoAwsCredentials, OSError) as error:
+        if server is not None:
+            server.close()
+        raise RunFailed(str(error)) from None
+    environment.on_connected = _Announcement(options)
+    task = asyncio.ensure_future(environment.run())
+    ended = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    except (RegistrationFailed, KeyFileError) as error:
+        raise RunFailed(str(error)) from None
+    finally:
+        for unfinished in (task, ended):
+            unfinished.cancel()
+        await asyncio.gather(task, ended, return_exceptions=True)
+        stdin.close()
+        if server is not None:
+            gone = asyncio.Event()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, gone.set)  # a second signal does not wait for the first
+            server.end(gone.set)
+            await gone.wait()
+            server.close()
+    if stdin.error is not None:
+        raise RunFailed(stdin.error)
+
+
+def _relayed(options: RunOptions, credentials: Credentials, accept: Accept) -> RemoteEnvironment:
+    path = options.key_file or default_key_file(options.environment_id)
+    load_or_create(path)
+    ssl = _ssl(options)
+    registry = Registry(
+        options.registry_url,
+        options.environment_id,
+        credentials,
+        ssl=ssl,
+        quote_errors=not options.credential_stdin,
+    )
+    return RemoteEnvironment(
+        registry,
+        lambda: load_or_create(path),
+        accept,
+        acks=options.acks,
+        ssl=ssl,
+        trusted=None if options.trusted_harnesses is None else _Trusted(options.trusted_harnesses),
+    )
+
+
+def _direct(options: RunOptions, accept: Accept) -> DirectEnvironment:
+    signing = DirectOptions(
+        credentials=find_credentials(options.aws_profile, os.environ),
+        region=find_region(options.aws_region, options.aws_profile, os.environ),
+        service=options.aws_service,
+    )
+    return DirectEnvironment(options.registry_url, options.environment_id, signing, accept, ssl=_ssl(options))
+
+
+class _Trusted:
+    """Fingerprints in a file, read whenever somebody comes, so that an edit counts at once."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __call__(self) -> frozenset[str]:
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                words = (line.partition("#")[0].strip().lower() for line in file)
+                return frozenset(word for word in words if word)
+        except OSError as error:
+            log.error("the trusted harnesses cannot be read, so nobody gets in", reason=str(error))
+            return frozenset()
+
+
+class _Announcement:
+    """Says once, for people, that it works."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self._said = False
+
+    def __call__(self) -> None:
+        if not self._said:
+            self._said = True
+            options = self._options
+            address = f"relay+{options.registry_url.partition(',')[0].rstrip('/')}/{options.environment_id}"
+            way = "" if options.direct else f"; others reach it as {address}"
+            sys.stderr.write(f"exec-server: environment {options.environment_id} is connected{way}\n")
+
+
+class _Stdin:
+    """What comes on stdin: credentials, or only its end, or nothing anybody looks at."""
+
+    def __init__(self, options: RunOptions, stop: asyncio.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = stop
+        self._watching = False
+        self.error: str | None = None
+        self.first = asyncio.Event()
+        self.credential = RotatingCredential(options.environment_id) if options.credential_stdin else None
+        if options.credential_stdin or options.exit_on_stdin_close:
+            try:
+                self._loop.add_reader(0, self._readable)
+                self._watching = True
+            except (OSError, ValueError):
+                # A file cannot be watched, only read: it is all there, and then it is at its end.
+                self._readable_file()
+
+    def _readable(self) -> None:
+        try:
+            data = os.read(0, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._take(data)
+
+    def _readable_file(self) -> None:
+        while data := os.read(0, 65536):
+            self._take(data)
+        self._take(b"")
+
+    def _take(self, data: bytes) -> None:
+        if not data:
+            self._end()
+        elif self.credential is not None:
+            try:
+                self.credential.feed(data)
+            except CredentialError as error:
+                self.error = str(error)
+                self._end()
+            else:
+                if self.credential.present:
+                    self.first.set()
+
+    def _end(self) -> None:
+        self.close()
+        self.first.set()
+        self._stop.set()
+
+    def close(self) -> None:
+        if self._watching:
+            self._watching = False
+            self._loop.remove_reader(0)
+
+
+async def _credentials(options: RunOptions, stdin: _Stdin, stop: asyncio.Event) -> Credentials | None:
+    """How to show who we are; None when there is nothing more to do."""
+    if stdin.credential is not None:
+        try:
+            async with asyncio.timeout(FIRST_LINE_SECONDS):
+                await stdin.first.wait()
+        except TimeoutError:
+            raise RunFailed(f"no credential came on stdin within {FIRST_LINE_SECONDS:g} s") from None
+        if stdin.error is not None:
+            raise RunFailed(stdin.error)
+        return stdin.credential if stdin.credential.present and not stop.is_set() else None
+    try:
+        if options.agent_identity:
+            task = os.environ.get("EXEC_SERVER_AGENT_TASK_ID", "")
+            if not task:
+                raise RunFailed("EXEC_SERVER_AGENT_TASK_ID is not set; it names the agent's registered task")
+            return AgentIdentity(os.environ.get("CODEX_ACCESS_TOKEN", ""), task)
+        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+        if key is None:
+            raise RunFailed(
+                f"no key for the registry: set {KEY_VARIABLES[0]}"
+                " (made with `exec-server rendezvous key add NAME`)"
+            )
+        return Bearer(key)
+    except CredentialError as error:
+        raise RunFailed(str(error)) from None
+
+
+def _ssl(options: RunOptions) -> Any:
+    if options.ca_file is None:
+        return None
+    import ssl
+
+    log.debug("trusting a certificate authority of our own", file=options.ca_file)
+    return ssl.create_default_context(cafile=options.ca_file)

@@ -1,0 +1,206 @@
+"""One node that runs: its store, its router, its front door, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+from msgspec import Struct
+
+from .. import log
+from ..transport.listener import Listener
+from .api import make_app
+from .door import Carrier, Door, LocalCarrier
+from .router import GOING_AWAY, Router
+from .service import Presence, Rendezvous, Settings
+from .store import EmbeddedStore, Registered, Store
+from .tickets import Signer
+
+__all__ = ["Node", "NodeOptions", "Settings", "StartFailed", "open_store", "serve"]
+
+
+class StartFailed(Exception):
+    """The node cannot start like this; the text says what to change."""
+
+
+class NodeOptions(Struct, frozen=True, kw_only=True):
+    """How to run a node."""
+
+    listen: str = "http://127.0.0.1:0"
+    data: str | None = None
+    """Directory of the embedded store; None keeps everything in memory."""
+    cluster: str | None = None
+    """URL of a NATS server with JetStream, for many nodes."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    public_url: str | None = None
+    """How clients reach this node, where a proxy is in between."""
+    insecure_http: bool = False
+    settings: Settings = Settings()
+
+
+class Node:
+    """Use it as an async context: inside, it serves at `url`."""
+
+    def __init__(self, options: NodeOptions) -> None:
+        self._options = options
+        self._host, self._port = _address(options)
+        self.url = ""
+        self.router: Router | None = None
+        self._service: Rendezvous | None = None
+        self._store: Store | None = None
+        self._cluster: Any = None
+        self._carrier: Carrier | None = None
+        self._listener: Listener | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Node:
+        try:
+            await self._open()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def _open(self) -> None:
+        options = self._options
+        loop = asyncio.get_running_loop()
+        tls = _tls(options)
+        router = self.router = Router(loop)
+        carrier: Carrier
+        if options.cluster is None:
+            self._store = EmbeddedStore(options.data)
+            presence, carrier = Presence(router), LocalCarrier(router)
+        else:
+            cluster = _import_cluster()
+            try:
+                self._cluster = await cluster.Cluster.connect(options.cluster, router)
+            except cluster.ClusterUnreachable as error:
+                raise StartFailed(str(error)) from None
+            self._store, presence, carrier = self._cluster.store, self._cluster, self._cluster
+        self._carrier = carrier
+        signer = Signer(await self._store.signing_secret())
+        service = self._service = Rendezvous(loop, self._store, signer, router, presence, options.settings)
+        self._runner = web.AppRunner(
+            make_app(service, options.public_url), access_log=None, lingering_time=0, shutdown_timeout=2.0
+        )
+        await self._runner.setup()
+        make_http = self._runner.server
+        if make_http is None:
+            raise StartFailed("aiohttp gave no server")
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((self._host, self._port))
+            self._listener = Listener(sock, lambda: Door(service, carrier, make_http), tls)
+        except OSError as error:
+            sock.close()
+            raise StartFailed(f"cannot listen on {options.listen}: {error.strerror}") from None
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.url = f"{'https' if tls else 'http'}://{host}:{self._listener.port}"
+
+    async def registrations(self) -> list[Registered]:
+        """What the store knows."""
+        return [] if self._store is None else await self._store.registrations()
+
+    async def _close(self) -> None:
+        if self._service is not None:
+            self._service.closing = True
+        if self._listener is not None:
+            self._listener.close()
+        if self.router is not None:
+            self.router.close()
+        if self._carrier is not None:
+            for open_socket in list(self._carrier.sockets):
+                open_socket.close(GOING_AWAY, "this node is going away")
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._cluster is not None:
+            await self._cluster.close()
+        if self._store is not None:
+            await self._store.close()
+
+
+async def open_store(data: str | None, cluster: str | None) -> Store:
+    """The store of a node, without the node."""
+    if cluster is None:
+        return EmbeddedStore(data)
+    module = _import_cluster()
+    try:
+        store: Store = await module.open_cluster_store(cluster)
+    except module.ClusterUnreachable as error:
+        raise StartFailed(str(error)) from None
+    return store
+
+
+def _import_cluster() -> Any:
+    try:
+        from . import cluster
+    except ImportError as error:
+        raise StartFailed(
+            f"a cluster needs more than is installed ({error}); install `exec-server[cluster]`"
+        ) from None
+    return cluster
+
+
+async def serve(options: NodeOptions) -> None:
+    """Run a node until SIGTERM or SIGINT; its URL is the first line of stdout."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with Node(options) as node:
+        try:
+            os.write(1, f"{node.url}\n".encode())
+        except OSError as error:
+            log.warning("the address could not be written to stdout", url=node.url, reason=str(error))
+        await stop.wait()
+
+
+def _address(options: NodeOptions) -> tuple[str, int]:
+    try:
+        parts = urlsplit(options.listen)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not host or port is None or parts.path not in ("", "/"):
+        raise StartFailed(f"cannot listen on `{options.listen}`; expected http://IP:PORT or https://IP:PORT")
+    secure = options.tls_cert is not None and options.tls_key is not None
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise StartFailed("`--tls-cert` and `--tls-key` go together")
+    if parts.scheme == "https" and not secure:
+        raise StartFailed("`https://` needs `--tls-cert` and `--tls-key`")
+    if parts.scheme == "http" and secure:
+        raise StartFailed("`--tls-cert` and `--tls-key` need an `https://` address to `--listen` on")
+    loopback = host == "localhost" or host.startswith("127.") or host == "::1"
+    if parts.scheme == "http" and not loopback and not options.insecure_http:
+        raise StartFailed(
+            f"refusing to listen on {options.listen}: keys would travel in the clear; use https:// with"
+            " `--tls-cert` and `--tls-key`, or `--insecure-http` behind a proxy that has the certificate"
+        )
+    return ("127.0.0.1" if host == "localhost" else host), port
+
+
+def _tls(options: NodeOptions) -> Any:
+    if options.tls_cert is None:
+        return None
+    import ssl
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key, lambda: b"")
+    except (OSError, ssl.SSLError) as error:
+        raise StartFailed(
+            f"{options.tls_cert} and {options.tls_key} are not a certificate chain and its key: {error}"
+        ) from None
+    return context

@@ -1,0 +1,166 @@
+"""An environment as a process: what it does with stdin, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import exec_server
+from exec_server.relay.run import _Trusted, default_key_file
+from support.server import COMMAND, RunningServer, server_environment
+
+from .stage import KEY, add_key
+
+
+@pytest.fixture(scope="module")
+def rendezvous(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """URL and key of a rendezvous that runs; the tests take turns as its only environment."""
+    data = tmp_path_factory.mktemp("rendezvous")
+    asyncio.run(add_key(data))
+    node = subprocess.Popen([COMMAND, "rendezvous", "--data", str(data)], stdout=subprocess.PIPE, text=True)
+    assert node.stdout is not None
+    try:
+        yield node.stdout.readline().strip(), KEY
+    finally:
+        node.terminate()
+        node.wait(20)
+        node.stdout.close()
+
+
+Starter = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path, rendezvous: tuple[str, str]) -> Iterator[Starter]:
+    """Start environments of that rendezvous, with a pipe to their stdin."""
+    with ExitStack() as stack:
+
+        def make(*words: str, command: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+            program = subprocess.Popen(
+                [
+                    COMMAND,
+                    *command,
+                    *("--remote", rendezvous[0], "--environment-id", "box"),
+                    *("--key-file", str(tmp_path / "key"), *words),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=server_environment(CODEX_API_KEY=rendezvous[1]),
+            )
+
+            def end() -> None:
+                if program.poll() is None:
+                    program.kill()
+                program.wait(20)
+                for stream in (program.stdin, program.stdout, program.stderr):
+                    if stream is not None:
+                        stream.close()
+
+            stack.callback(end)
+            return program
+
+        yield make
+
+
+def say(program: subprocess.Popen[str], text: str) -> None:
+    assert program.stdin is not None
+    program.stdin.write(text)
+    program.stdin.flush()
+
+
+def heard(program: subprocess.Popen[str]) -> str:
+    assert program.stderr is not None
+    return program.stderr.readline()
+
+
+def credential(token: str, **changes: object) -> str:
+    found = {"version": 1, "environment_id": "box", "token": token, "expires_at": int(time.time()) + 3600}
+    return json.dumps({**found, **changes}) + "\n"
+
+
+def test_tokens_on_stdin(start: Starter, rendezvous: tuple[str, str]) -> None:
+    program = start("--executor-credential-stdin")
+    say(program, credential(rendezvous[1]))
+    assert "is connected" in heard(program)
+    assert program.stdin is not None
+    program.stdin.close()
+    assert program.wait(20) == 0
+
+
+def test_a_bad_token_line_later_on(start: Starter, rendezvous: tuple[str, str]) -> None:
+    program = start("--executor-credential-stdin")
+    say(program, credential(rendezvous[1]))
+    assert "is connected" in heard(program)
+    say(program, "nonsense\n")
+    assert program.wait(20) == 1
+    assert "not a credential" in heard(program)
+
+
+@pytest.mark.parametrize("bad", [{"environment_id": "other"}, {"expires_at": 1}, {"more": 1}])
+def test_a_first_token_that_is_wrong(start: Starter, bad: dict[str, object]) -> None:
+    program = start("--executor-credential-stdin")
+    say(program, credential("token", **bad))
+    assert program.wait(20) == 1
+    assert "credential" in heard(program)
+
+
+def test_stdin_that_ends_before_a_token(start: Starter) -> None:
+    program = start("--executor-credential-stdin")
+    assert program.stdin is not None
+    program.stdin.close()
+    assert program.wait(20) == 0
+
+
+def test_the_key_variable_counts_for_nothing_then(start: Starter) -> None:
+    program = start("--executor-credential-stdin")
+    say(program, credential("not-the-key"))
+    assert program.wait(20) == 1
+    said = heard(program)
+    assert "401" in said
+    assert "its words are not shown" in said
+
+
+def test_a_signal_ends_it_with_0(start: Starter) -> None:
+    program = start()
+    assert "is connected" in heard(program)
+    program.terminate()
+    assert program.wait(20) == 0
+
+
+def test_where_keys_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert default_key_file("my box/1") == "/state/exec-server/relay/my_box_1.key"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert default_key_file("box") == "/home/me/.local/state/exec-server/relay/box.key"
+
+
+def test_trusted_harnesses_in_a_file(tmp_path: Path, fresh_log: None) -> None:
+    path = tmp_path / "trusted"
+    trusted = _Trusted(str(path))
+    assert trusted() == frozenset()
+    path.write_text("# laptop\nABC  # mine\n\ndef\n")
+    assert trusted() == {"abc", "def"}
+
+
+def test_forwarding_to_another_server(
+    start: Starter, rendezvous: tuple[str, str], server: RunningServer
+) -> None:
+    program = start("--connect", server.url, command=("forward",))
+    assert "is connected" in heard(program)
+
+    async def main() -> None:
+        async with exec_server.connect(f"relay+{rendezvous[0]}/box", token=KEY) as machine:
+            done = await machine.run(["/bin/sh", "-c", "echo forwarded; exit 4"])
+            assert (done.stdout, done.exit_code) == (b"forwarded\n", 4)
+
+    asyncio.run(main())
