@@ -1,73 +1,57 @@
-"""Who does an operation: this process, or somebody with fewer rights.
+"""Who does a file call: this process, or a helper inside of a sandbox. Every call on a path asks here.
 
-`require_plain` is the one place where that is decided, and every operation on a path asks it first.
-Today there is only this process, so whatever asks for less than everything is refused; a sandbox is
-added by giving back who performs the operation instead of refusing it.
+A call that no rule of its profile can forbid is done by this process with all of its rights: any call
+under a profile that allows every change, and a reading one under a profile that lets everything be read.
+All others need a helper (local/sandbox/files.py). What cannot be enforced is an error, never a plain call.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import lru_cache
+from typing import Final
 
-from ...wire.errors import invalid_params
+from ...wire.errors import invalid_request
+from ...wire.sandbox import SandboxContext
 
-__all__ = ["require_plain"]
+__all__ = ["confinement"]
 
-LEVELS: Final = ("disabled", "restricted-token", "elevated", "mxc")
+_WORDS: Final = {
+    "entry": "invalid sandbox permission path URI: ",
+    "cwd": "",
+    "workspace root": "file system sandbox workspace root is not native to this exec-server host: ",
+}
 
 
-def require_plain(sandbox: dict[str, Any] | None, *, changes: bool) -> None:
-    """Return if this process may do it with all of its own rights, and raise RpcError if not.
+def confinement(context: SandboxContext | None, *, changes: bool) -> SandboxContext | None:
+    """The sandbox that a call must be done in; None if this process may do it itself.
 
-    `changes` is whether the operation may change anything: a profile that lets everything be read
-    needs no sandbox for reading.
+    `changes` is whether the call may change anything. RpcError -32600 if the profile is for another kind
+    of machine. Looks at nothing.
     """
-    if sandbox is None:
-        return
-    permissions = sandbox.get("permissions")
-    if not isinstance(permissions, dict):
-        raise invalid_params("missing field `permissions`")
-    kind = permissions.get("type")
-    if kind not in ("managed", "disabled", "external"):
-        raise invalid_params("missing field `type`" if kind is None else _unknown_kind(kind))
-    if sandbox.get("windowsSandboxLevel") not in LEVELS:
-        raise invalid_params("missing field `windowsSandboxLevel`")
-    if kind != "managed" or _covers_everything(permissions.get("file_system"), changes):
-        return
-    raise invalid_params("sandbox intent cannot be enforced on this executor")
+    if context is None:
+        return None
+    needed = _needed(context, changes)
+    if isinstance(needed, str):
+        raise invalid_request(needed)
+    return context if needed else None
 
 
-def _unknown_kind(kind: Any) -> str:
-    return f"unknown variant `{kind}`, expected one of `managed`, `disabled`, `external`"
-
-
-def _covers_everything(file_system: Any, changes: bool) -> bool:
-    """Whether a managed profile restricts nothing that matters here. In doubt it does."""
-    if not isinstance(file_system, dict):
-        return False
-    if file_system.get("type") == "unrestricted":
-        return True
-    entries = file_system.get("entries")
-    if file_system.get("type") != "restricted" or not isinstance(entries, list):
-        return False
-    enough = ("write",) if changes else ("read", "write")
-    return any(_is_root(entry, enough) for entry in entries) and all(
-        isinstance(entry, dict) and _never_narrows(entry, enough) for entry in entries
+@lru_cache(maxsize=256)
+def _needed(context: SandboxContext, changes: bool) -> bool | str:
+    """Whether a helper is needed, or what is wrong."""
+    from ..sandbox.entries import (  # most clients send no sandbox
+        Unsuitable,
+        check_entries,
+        check_places,
+        has_full_read,
+        has_full_write,
     )
 
-
-def _is_root(entry: Any, enough: tuple[str, ...]) -> bool:
-    return isinstance(entry, dict) and _special(entry) == "root" and entry.get("access") in enough
-
-
-def _never_narrows(entry: dict[str, Any], enough: tuple[str, ...]) -> bool:
-    return entry.get("access") in enough and _special(entry) is not None
-
-
-def _special(entry: dict[str, Any]) -> str | None:
-    """The name of a special path that needs no working directory to be understood."""
-    path = entry.get("path")
-    if isinstance(path, dict) and path.get("type") == "special" and isinstance(path.get("value"), dict):
-        name = path["value"].get("kind")
-        return name if name in ("root", "minimal", "tmpdir", "slash_tmp") else None
-    return None
+    try:
+        check_entries(context)
+        if has_full_write(context) or (not changes and has_full_read(context)):
+            return False
+        check_places(context)
+    except Unsuitable as error:
+        return _WORDS[error.part] + str(error)
+    return True

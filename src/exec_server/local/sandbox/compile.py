@@ -1,0 +1,373 @@
+"""From a profile to a plan. Nothing is run, and nothing but a Machine is asked.
+
+How links are treated: rules hold for what paths really lead to, so a file cannot be reached by another of
+its names. Where a rule forbids something through a link that somebody inside of the sandbox could turn
+elsewhere, or allows something through one, there is no plan at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from ...wire.sandbox import Access, SandboxContext
+from .entries import MINIMAL_ROOTS, Policy, has_full_read, has_full_write, resolve_entries
+from .globs import expand
+from .links import Look, Real, resolve
+from .look import Machine
+from .plan import (
+    Bind,
+    EmptyFile,
+    Identity,
+    Link,
+    MountPoint,
+    Network,
+    Plan,
+    PlanError,
+    PrivateDevices,
+    ReadOnly,
+    Step,
+    Tmpfs,
+    covers,
+    depth,
+)
+
+__all__ = ["compile_plan"]
+
+PROTECTED_NAMES: Final = (b".git", b".agents", b".codex", b".aws")
+"""Directly in a writable root these stay as they are: what is in them is run or trusted later, outside."""
+
+_STRENGTH: Final[dict[Access, int]] = {"read": 0, "write": 1, "deny": 2}
+_FORBIDS: Final[dict[Access, str]] = {"read": "read-only", "deny": "deny-read", "write": "writable"}
+
+
+def compile_plan(
+    context: SandboxContext,
+    machine: Machine,
+    *,
+    cwd: bytes,
+    tmpdir: bytes | None = None,
+    readable: Sequence[bytes] = (),
+    hidden: Sequence[bytes] = (),
+    proxy: bool = False,
+    for_files: bool = False,
+) -> Plan:
+    """The plan, or PlanError if there is none that does what the profile says.
+
+    `cwd` is where a command is to start, and the policy's own directory if it names none. `readable` is
+    what whoever runs inside needs to exist at all (an interpreter, a launcher), `hidden` what nobody
+    inside may see whatever the profile says. `proxy`: the network leads to proxies only. `for_files`: for
+    the helper that does file calls: it starts in `/`, without a network or anything of its own to write to.
+    """
+    network: Network = "proxy" if proxy else "open" if context.network == "enabled" else "closed"
+    if for_files:
+        network = "closed"
+    if has_full_write(context):
+        real = resolve(cwd, machine.look)
+        place = real.path if real.exists else b"/"
+        if network == "proxy":
+            whole = Bind(b"/", b"/", writable=True)
+            return Plan(kind="view", network=network, steps=(whole,), writable=(b"/",), cwd=place)
+        return Plan(
+            kind="plain" if network == "open" else "filter", network=network, writable=(b"/",), cwd=place
+        )
+    policy = resolve_entries(context, machine, cwd, tmpdir)
+    if for_files and not has_full_read(context):
+        policy = replace(policy, minimal=True)
+    view = _View(machine, policy, readable, hidden)
+    return view.plan(network, cwd, sealed=for_files)
+
+
+# The view ----------------------------------------------------------------------------------------
+
+
+class _Node(NamedTuple):
+    """What is to be at a path of the view."""
+
+    access: Access
+    look: Look
+    guard: Literal["file", "directory", None] = None
+    """What stands where there must be nothing, so that nobody can make it."""
+    derived: bool = False
+    """Found by a pattern, not named."""
+    settled: Identity | None = None
+    """Which file it is, of what nobody named and everybody needs."""
+
+
+class _View:
+    """Rules by what they really are about, and from there the steps."""
+
+    def __init__(
+        self, machine: Machine, policy: Policy, readable: Sequence[bytes], hidden: Sequence[bytes]
+    ) -> None:
+        self._machine = machine
+        self._nodes: dict[bytes, _Node] = {}
+        self._links: dict[bytes, bytes] = {}
+        self._written_as: set[bytes] = set()
+        """Writable paths as they were named: what names them itself may be written in protected places."""
+
+        missing = self._place(policy)
+        self._place_needed((*(MINIMAL_ROOTS if policy.minimal else ()), *readable))
+        self._check_links(policy)
+        self._protect_metadata()
+        self._deny_matches(policy)
+        for path in hidden:
+            real = self._resolve(path)
+            if real.exists and self._access(real.path) is not None:
+                self._nodes[real.path] = _Node("deny", real.look)
+        self._guard_missing(missing)
+        self._drop_redundant()
+
+    # Rules
+
+    def _place(self, policy: Policy) -> list[tuple[Real, Access]]:
+        """Give every rule its place; those that forbid something that is not there are handed back."""
+        missing: list[tuple[Real, Access]] = []
+        for rule in policy.rules:
+            real = self._resolve(rule.path)
+            if rule.access == "write":
+                self._written_as |= {rule.path, real.path}
+            if not real.exists:
+                if rule.access != "write":
+                    missing.append((real, rule.access))
+                continue
+            before = self._nodes.get(real.path)
+            if before is None or _STRENGTH[before.access] < _STRENGTH[rule.access]:
+                self._nodes[real.path] = _Node(rule.access, real.look)
+            if rule.access != "deny":
+                self._links.update(real.links)
+        return missing
+
+    def _place_needed(self, paths: Iterable[bytes]) -> None:
+        for path in paths:
+            real, identity = self._machine.settled(path)
+            if real.exists:
+                self._nodes.setdefault(real.path, _Node("read", real.look, settled=identity))
+                self._links.update(real.links)
+
+    def _check_links(self, policy: Policy) -> None:
+        for path, access in policy.rules:
+            real = self._resolve(path)
+            if access == "write" and self._access(real.path, but=real.path) == "write":
+                continue  # it allows nothing that is not allowed by another name
+            self._check_way(path, access, real.links)
+
+    def _check_way(self, path: bytes, access: Access, links: Iterable[tuple[bytes, bytes]]) -> None:
+        for link, _ in links:
+            if self._access(link) == "write":
+                raise PlanError(
+                    f"cannot enforce sandbox {_FORBIDS[access]} path {_text(path)} "
+                    f"because it crosses writable symlink {_text(link)}"
+                )
+
+    def _protect_metadata(self) -> None:
+        roots = [path for path, node in self._nodes.items() if _is_writable_directory(node)]
+        protected = [os.path.join(root, name) for root in roots for name in PROTECTED_NAMES]
+        for root in roots:
+            if any(covers(path, root) for path in protected):
+                continue  # it is itself in such a place, and was named
+            for name in PROTECTED_NAMES:
+                self._protect(root, os.path.join(root, name))
+
+    def _protect(self, root: bytes, path: bytes) -> None:
+        look = self._machine.look(path)
+        if path in self._written_as:
+            return
+        if look.kind == "link":
+            self._check_way(path, "read", ((path, look.leads_to),))
+        if look.kind == "file" and path.endswith(b"/.git"):
+            self._protect_git_directory(root, path)
+        node = self._nodes.get(path)
+        access: Access = "deny" if node is not None and node.access == "deny" else "read"
+        if look.kind == "missing" or (look.kind == "directory" and self._machine.is_empty(path)):
+            if look.kind != "missing" or self._machine.may_create(root):
+                self._nodes[path] = _Node(access, look, guard="directory")
+        elif node is None:
+            self._nodes[path] = _Node("read", look)
+
+    def _protect_git_directory(self, root: bytes, file: bytes) -> None:
+        """What a worktree's `.git` file leads to."""
+        prefix, _, place = self._machine.head(file).partition(b":")
+        place = place.strip()
+        if prefix.strip() != b"gitdir" or not place or b"\n" in place or b"\0" in place:
+            return
+        real = self._resolve(os.path.join(root, place))
+        if real.exists and real.path not in self._written_as and self._access(real.path) == "write":
+            self._check_way(real.path, "read", real.links)
+            self._nodes.setdefault(real.path, _Node("read", real.look))
+
+    def _deny_matches(self, policy: Policy) -> None:
+        for path in expand(policy.patterns, policy.pattern_depth, self._machine):
+            real = self._resolve(path)
+            self._check_way(path, "deny", real.links)
+            if real.exists and self._access(real.path) in ("read", "write"):
+                self._nodes[real.path] = _Node("deny", real.look, derived=True)
+
+    def _guard_missing(self, missing: list[tuple[Real, Access]]) -> None:
+        """Somebody who may write could make what must not be there, or must not change."""
+        for path, node in list(self._nodes.items()):
+            if node.look.blank and node.access != "write" and self._access(path, but=path) == "write":
+                self._nodes[path] = node._replace(guard="file")  # it may itself be such a guard
+        for real, access in missing:
+            place = real.first_missing
+            parent = os.path.dirname(place)
+            look = self._machine.look(parent)
+            if look.blank:
+                place, parent = parent, os.path.dirname(parent)
+            elif self._access(parent) != "write":
+                continue
+            elif look.kind != "directory":
+                raise PlanError(
+                    f"cannot enforce sandbox {_FORBIDS[access]} path {_text(real.path)} "
+                    f"because {_text(parent)} is not a directory"
+                )
+            if self._access(parent) != "write" or not self._machine.may_create(parent):
+                continue
+            before = self._nodes.get(place)
+            if before is None:
+                self._nodes[place] = _Node(access, look, guard="file")
+            elif before.guard is not None and access == "deny":
+                self._nodes[place] = before._replace(access="deny")
+
+    def _drop_redundant(self) -> None:
+        """What is as its surroundings are needs no step of its own. (Writable roots keep theirs: being a
+        mount, they cannot be renamed.)"""
+        for path, node in list(self._nodes.items()):
+            above = self._above(path)
+            same = above is not None and self._nodes[above].access == node.access
+            if same and node.access != "write" and node.guard is None:
+                del self._nodes[path]
+
+    # Asking
+
+    def _resolve(self, path: bytes) -> Real:
+        return resolve(path, self._machine.look)
+
+    def _above(self, path: bytes) -> bytes | None:
+        """The nearest rule strictly above a path."""
+        while path != b"/":
+            path = os.path.dirname(path)
+            if path in self._nodes:
+                return path
+        return None
+
+    def _access(self, path: bytes, but: bytes | None = None) -> Access | None:
+        """What holds for a path; `but` for one rule."""
+        if path in self._nodes and path != but:
+            return self._nodes[path].access
+        above = self._above(path)
+        return None if above is None else self._nodes[above].access
+
+    # Steps
+
+    def plan(self, network: Network, cwd: bytes, *, sealed: bool) -> Plan:
+        """The plan. `sealed`: what is private and forgotten cannot be written either."""
+        steps: list[Step] = []
+        seals: list[Step] = []
+        root = self._nodes.get(b"/")
+        scoped = root is None or root.access == "deny"
+        if scoped:
+            steps += [Tmpfs(b"/"), PrivateDevices()]
+            if sealed:
+                seals.append(ReadOnly(b"/"))
+        else:
+            writable = root is not None and root.access == "write"
+            steps += [Bind(b"/", b"/", writable=writable), PrivateDevices()]
+        if sealed:
+            seals += [ReadOnly(b"/dev"), ReadOnly(b"/proc")]
+        ordered = sorted({*self._nodes, *self._pins()} - {b"/"}, key=lambda path: (depth(path), path))
+        for path in ordered:
+            self._add(path, steps, seals)
+        links = self._missing_links() if scoped else []
+        plan = Plan(
+            kind="view",
+            network=network,
+            steps=(*steps, *links, *seals),
+            created=tuple(sorted(self._created())),
+            readable=self._paths_that("readable"),
+            writable=self._paths_that("writable"),
+            read_only=self._paths_that("read-only"),
+            denied=self._paths_that("denied"),
+            seen=self._seen(ordered),
+        )
+        if sealed:
+            return plan
+        real = self._resolve(cwd)
+        visible = real.exists and plan.access(real.path) != "none"
+        return replace(plan, cwd=real.path) if visible else plan
+
+    def _created(self) -> list[MountPoint]:
+        return [
+            MountPoint(path, node.guard == "directory")
+            for path, node in self._nodes.items()
+            if node.guard is not None
+        ]
+
+    def _pins(self) -> set[bytes]:
+        """Directories between a writable root and something protected in it. Being mounts they cannot be
+        renamed, and so nobody can put something else in the place of what is protected."""
+        pins: set[bytes] = set()
+        for path, node in self._nodes.items():
+            if node.derived or node.access == "write":
+                continue
+            parent = os.path.dirname(path)
+            while parent not in self._nodes and self._access(parent) == "write":
+                pins.add(parent)
+                parent = os.path.dirname(parent)
+        return pins
+
+    def _add(self, path: bytes, steps: list[Step], seals: list[Step]) -> None:
+        node = self._nodes.get(path)
+        if node is None or node.access == "write":
+            steps.append(Bind(path, path, writable=True))
+        elif node.guard == "directory":
+            steps += [Tmpfs(path, 0 if node.access == "deny" else 0o555), ReadOnly(path)]
+        elif node.guard == "file":
+            steps.append(EmptyFile(path))
+        elif node.access == "read":
+            steps.append(Bind(path, path))
+        elif node.look.kind == "directory":
+            within = any(other != path and covers(path, other) for other in self._nodes)
+            steps.append(Tmpfs(path, 0o111 if within else 0))
+            (seals if within else steps).append(ReadOnly(path))
+        else:
+            steps.append(EmptyFile(path, 0))
+
+    def _missing_links(self) -> list[Step]:
+        """Links of the host in directories that the view does not have."""
+        return [
+            Link(link, leads_to)
+            for link, leads_to in sorted(self._links.items())
+            if self._above(link) in (None, b"/")
+        ]
+
+    def _paths_that(self, wanted: str) -> tuple[bytes, ...]:
+        """The rules of one kind."""
+        return tuple([path for path in sorted(self._nodes) if self._kind(path) == wanted])
+
+    def _kind(self, path: bytes) -> str:
+        access = self._nodes[path].access
+        if access != "read":
+            return "writable" if access == "write" else "denied"
+        return "read-only" if self._access(path, but=path) == "write" else "readable"
+
+    def _seen(self, paths: list[bytes]) -> tuple[Identity, ...]:
+        found = []
+        for path in paths:
+            node = self._nodes.get(path)
+            if node is not None and node.settled is not None:
+                found.append(node.settled)
+            elif node is None or node.guard is None:
+                found.append(self._machine.identity(path))
+        return tuple(found)
+
+
+def _is_writable_directory(node: _Node) -> bool:
+    return node.access == "write" and node.look.kind == "directory"
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "replace")

@@ -1,0 +1,165 @@
+"""File calls inside of sandboxes: from a profile, by a plan made for this very call, to a helper.
+
+Which calls these are is decided in local/files/access.py. All of this blocks, and runs in the threads of
+the lanes. What cannot be enforced is an error, never a plain call.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import Lock
+from typing import Any, Final
+
+from msgspec import Raw, Struct
+from msgspec.json import encode
+from msgspec.structs import replace
+
+from ...limits import Limits
+from ...wire.errors import INVALID_PARAMS, RpcError, internal_error, invalid_request
+from ...wire.sandbox import SandboxContext
+from ..files.errors import failure
+from ..files.lane import ALONE, Turn
+from ..files.paths import to_native
+from ..files.write import PINS
+from ..process.machine import ProcessMachine
+from ..process.spawn import Launch, SpawnSpec
+from .compile import compile_plan
+from .entries import has_full_read
+from .helper_process import Answer, Key
+from .helpers import Helpers, program_roots
+from .look import Machine, Recorder, ThisMachine
+from .plan import Plan, PlanError
+
+__all__ = ["SandboxedFiles"]
+
+MAX_PLANS: Final = 64
+"""Plans that are kept to be looked at again; one costs a tenth of a millisecond to make."""
+
+_REPEATABLE: Final = frozenset(
+    {
+        "fs/readFile",
+        "fs/getMetadata",
+        "fs/canonicalize",
+        "fs/readDirectory",
+        "fs/walk",
+        "fs/glob",
+        "fs/search",
+        "fs/writeFile",
+        "fs/copy",
+        "fs/open",
+        "capabilityRoots/discoverV1",
+        "capabilities/discoverV2",
+    }
+)
+"""Calls that may be made again when a helper has ended in the middle of one."""
+
+
+class SandboxedFiles:
+    """The file calls of one server that need a sandbox."""
+
+    def __init__(self, machine: ProcessMachine, limits: Limits, look: Machine | None = None) -> None:
+        self._look = look or ThisMachine()
+        self._helpers = Helpers(machine, limits, _prepare)
+        self._plans: dict[SandboxContext, tuple[Recorder, Key]] = {}
+        self._lock = Lock()
+        self._roots: tuple[bytes, ...] | None = None
+
+    @property
+    def helpers(self) -> int:
+        """How many helpers there are now."""
+        return self._helpers.count
+
+    def close(self) -> None:
+        """End the helpers."""
+        self._helpers.close()
+
+    def perform(self, context: SandboxContext, method: str, params: Any, turn: Turn = ALONE) -> Raw:
+        """Do a call in its sandbox; blocks. The result is what the method's result would be."""
+        return Raw(self._call(context, method, params, turn).result)
+
+    def open(self, context: SandboxContext, params: Any, turn: Turn = ALONE) -> int:
+        """The descriptor of a file that was opened in a sandbox, to be used without."""
+        descriptor = self._call(context, "fs/open", params, turn).descriptor
+        if descriptor is None:
+            raise internal_error("failed to encode or decode fs sandbox helper message: no descriptor came")
+        return descriptor
+
+    def _call(self, context: SandboxContext, method: str, params: Any, turn: Turn) -> Answer:
+        if isinstance(params, Struct) and hasattr(params, "sandbox"):
+            params = replace(params, sandbox=None)
+        encoded = encode(params)
+        if method == "fs/writeFile" and _is_pinned(params.path):
+            encoded = encoded[:-1] + b',"pinned":true}'
+        key = self._key(context)
+        repeatable = method in _REPEATABLE or _is_harmless(method, params)
+        return self._helpers.call(key, method, encoded, turn, repeatable=repeatable)
+
+    def _key(self, context: SandboxContext) -> Key:
+        """The plan as of now: the one made before, if everything it was made from is still so."""
+        with self._lock:
+            known = self._plans.get(context)
+        try:
+            if known is not None and known[0].still_true():
+                return known[1]
+            if self._roots is None:
+                self._roots = program_roots()
+            recorder = Recorder(self._look)
+            key = Key(_compile(context, recorder, self._roots))
+        except PlanError as error:
+            raise _unplanned(str(error)) from None
+        except OSError as error:
+            raise failure(error) from None
+        with self._lock:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            self._plans[context] = (recorder, key)
+        return key
+
+
+def _is_pinned(uri: str) -> bool:
+    """Whether a stream of ours writes to the file, which must stay the same one. A helper cannot know."""
+    try:
+        return os.stat(to_native(uri)) in PINS
+    except OSError:
+        return False
+
+
+def _is_harmless(method: str, params: Any) -> bool:
+    """Whether doing it again would say the same as doing it once."""
+    if method == "fs/createDirectory":
+        return bool(params.recursive)
+    return method == "fs/remove" and bool(params.force)
+
+
+def _compile(context: SandboxContext, machine: Machine, roots: tuple[bytes, ...]) -> Plan:
+    tmpdir = os.environ.get("TMPDIR")
+    return compile_plan(
+        context,
+        machine,
+        cwd=os.getcwdb(),
+        tmpdir=os.fsencode(tmpdir) if tmpdir else None,
+        readable=() if has_full_read(context) else roots,
+        for_files=True,
+    )
+
+
+def _prepare(plan: Plan, spec: SpawnSpec) -> Launch:
+    """How a helper is started. What process/start would call wrong params is no fault of a file call's."""
+    from . import probe
+    from .launch import carry_out
+
+    backend = probe.backend()
+    try:
+        return carry_out(plan, backend, spec)
+    except RpcError as error:
+        if error.code != INVALID_PARAMS:
+            raise
+        _, _, reason = error.message.partition(": ")
+        raise invalid_request(f"filesystem sandbox cannot be enforced on this executor: {reason}") from None
+
+
+def _unplanned(reason: str) -> RpcError:
+    return internal_error(
+        "fs sandbox helper failed with status exit status: 1: "
+        f"error building bubblewrap command: Fatal error: {reason}"
+    )

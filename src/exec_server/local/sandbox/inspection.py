@@ -1,0 +1,148 @@
+"""Holding a command back until its view has been looked at, and its proxies can be reached.
+
+A plan is made of paths, and bubblewrap follows them a few milliseconds later. A sandbox that runs
+meanwhile and may write to a directory on the way can put a link there and have something else mounted.
+So where that is possible bubblewrap is told to wait before it starts the command, what was mounted is
+compared with what the plan is about, by device and inode, and only then may the command begin. In a
+managed network it is the relay that says when.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from _thread import start_new_thread
+from typing import Final
+
+from ... import log
+from ..process import tree
+from .plan import Identity, Plan
+from .proxies import Route
+
+__all__ = ["Inspection"]
+
+PATIENCE: Final = 30.0
+"""Seconds for bubblewrap to put a view together."""
+
+_PAUSE: Final = 0.0005
+_RELAY: Final = os.path.join(os.path.dirname(__file__), "relay.py")
+
+
+class Inspection:
+    """Two pipes: one that tells who is inside, one that makes it wait."""
+
+    def __init__(self, plan: Plan, *, look: bool, routes: list[Route], tag: int | None) -> None:
+        """`look` at what was mounted; have a relay for `routes`, marked with the tag of the command."""
+        # What is covered cannot be seen, and need not be.
+        self._seen = [seen for seen in plan.seen if plan.access(seen.path) != "none"] if look else []
+        self._routes = routes
+        self._tag = tag
+        self._news, told = os.pipe()
+        try:
+            waiting, self._go = os.pipe()
+        except BaseException:
+            os.close(self._news)
+            os.close(told)
+            raise
+        self.handed = [told, waiting]
+        self.options = ((b"--info-fd", told), (b"--block-fd", waiting))
+
+    def close(self) -> None:
+        """It was not needed."""
+        for fd in (self._news, self._go, *self.handed):
+            os.close(fd)
+
+    def start(self) -> None:
+        """The sandbox is being made, or could not be: see to it in a thread of its own."""
+        start_new_thread(self._attend, ())
+
+    def _attend(self) -> None:
+        relay = None
+        try:
+            pid = self._who()
+            if pid is not None:
+                relay = self._admit(pid)
+        finally:
+            # From here on nothing waits any more: it was let go, or killed.
+            os.close(self._news)
+            os.close(self._go)
+        if relay is not None:
+            try:
+                os.waitpid(relay, 0)
+            except ChildProcessError:
+                pass  # somebody else has reaped it
+
+    def _who(self) -> int | None:
+        """The first process inside; None if there never was one."""
+        news = b""
+        while part := os.read(self._news, 4096):
+            news += part
+        from msgspec.json import decode
+
+        return int(decode(news)["child-pid"]) if news else None
+
+    def _admit(self, pid: int) -> int | None:
+        """Let the command begin, or see to it that it never does; the relay, if there is one."""
+        try:
+            wrong = self._difference(pid)
+            if wrong is None and self._routes:
+                return self._start_relay(pid)
+            if wrong is None:
+                os.write(self._go, b"!")
+                return None
+        except Exception as error:  # letting go of the pipe would let the command begin
+            wrong = f"the sandbox cannot be inspected: {error}"
+        _refuse(pid, wrong)
+        return None
+
+    def _difference(self, pid: int) -> str | None:
+        """What is not as planned, in words."""
+        deadline = time.monotonic() + PATIENCE
+        while self._seen and not _is_complete(pid):
+            if time.monotonic() > deadline:
+                return f"the sandbox was not put together in {PATIENCE:g} seconds"
+            time.sleep(_PAUSE)
+        for seen in self._seen:
+            if not _is_same(pid, seen):
+                return f"{os.fsdecode(seen.path)} is not what it was when the sandbox was planned"
+        return None
+
+    def _start_relay(self, pid: int) -> int:
+        words = [f"{route.port}={route.host}:{route.host_port}" for route in self._routes]
+        argv = [sys.executable, "-I", "-S", "-B", _RELAY, str(pid), "3", *words]
+        actions = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+        actions.append((os.POSIX_SPAWN_DUP2, self._go, 3))  # type: ignore[arg-type]  # another kind of action
+        with tree.tagged(self._tag):
+            return os.posix_spawn(sys.executable, argv, {}, file_actions=actions, setsid=True)
+
+
+def _is_complete(pid: int) -> bool:
+    """The last thing that changes is what is the root; in the new one the devices are private."""
+    try:
+        return os.lstat(f"/proc/{pid}/root/dev").st_dev != os.lstat("/dev").st_dev
+    except FileNotFoundError:
+        os.kill(pid, 0)  # or it is gone
+        return False
+
+
+def _is_same(pid: int, seen: Identity) -> bool:
+    try:
+        found = os.lstat(b"/proc/%d/root" % pid + seen.path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return (found.st_dev, found.st_ino) == (seen.device, seen.inode)
+
+
+def _refuse(pid: int, reason: str) -> None:
+    try:
+        with open(f"/proc/{pid}/fd/2", "wb", buffering=0) as errors:
+            errors.write(f"error building bubblewrap command: Fatal error: {reason}\n".encode())
+    except OSError:
+        pass  # it is gone, or nobody listens
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    log.warning("a command was not started in its sandbox", reason=reason)

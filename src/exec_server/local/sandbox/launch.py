@@ -1,0 +1,231 @@
+"""Starting a command in a sandbox: from a profile, by a plan, to what the spawner executes.
+
+Runs in a worker thread, right before the spawn, so that the plan is about the file system as it is now.
+What cannot be had is refused here; nothing is ever started with less of a sandbox than was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from _thread import _local, allocate_lock
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from ...wire.errors import RpcError, invalid_params
+from ...wire.sandbox import SandboxContext
+from ...wire.uri import ForeignPath, native_path
+from ..process.spawn import Launch, SpawnSpec
+from . import bubblewrap, confine, landlock, mountpoints, probe, seccomp
+from .compile import compile_plan
+from .confine import Confinement
+from .entries import Unsuitable, check_entries
+from .landlock import Inexpressible
+from .look import ThisMachine
+from .plan import Bind, Plan, PlanError, Tmpfs, covers
+from .probe import Backend
+from .proxies import NoProxies, Route, reroute
+
+__all__ = ["carry_out", "check_context", "preparer", "refusal", "unenforceable"]
+
+ATTEMPTS: Final = 3
+"""How often a plan is made whose mount points another sandbox takes away meanwhile."""
+
+NO_PROXIES_EXIT: Final = 101
+"""How the reference's launcher ends when a managed network has no proxies."""
+
+_SAY_AND_EXIT: Final = 'printf "%s\\n" "$0" >&2; exit "$1"'
+
+_of_thread = _local()
+_lock = allocate_lock()
+_live: dict[object, Plan] = {}
+"""What runs now may change: a path below what it may write can be turned elsewhere at any moment."""
+
+
+def check_context(context: SandboxContext) -> None:
+    """Unsuitable, if any path is of another kind of machine. Looks at nothing."""
+    check_entries(context)
+    places = [("cwd", context.policy_cwd), *(("workspace root", root) for root in context.project_roots)]
+    for part, uri in places:
+        try:
+            if uri is not None:
+                native_path(uri)
+        except ForeignPath as error:
+            raise Unsuitable(part, uri, str(error)) from None  # type: ignore[arg-type]  # the two above
+
+
+def preparer(context: SandboxContext, *, proxy: bool = False) -> Callable[[SpawnSpec], Launch]:
+    """What makes the sandbox when the time has come."""
+
+    def prepare(spec: SpawnSpec) -> Launch:
+        _leave_keys_behind()
+        backend = probe.backend()
+        routes: list[Route] = []
+        if proxy:
+            try:
+                spec.env, routes = reroute(spec.env)
+            except NoProxies as error:
+                return refusal(f"failed to prepare host proxy routing bridge: {error}", NO_PROXIES_EXIT)
+        tmpdir = spec.env.get("TMPDIR")
+        for _ in range(ATTEMPTS):
+            try:
+                plan = compile_plan(
+                    context,
+                    ThisMachine(),
+                    cwd=os.fsencode(spec.cwd),
+                    tmpdir=os.fsencode(tmpdir) if tmpdir else None,
+                    proxy=proxy,
+                )
+            except PlanError as error:
+                return refusal(f"error building bubblewrap command: Fatal error: {error}", 1)
+            launch = carry_out(plan, backend, spec, routes)
+            if all(os.path.lexists(step.source) for step in plan.steps if isinstance(step, Bind)):
+                return launch
+            _give_back(launch)
+        raise invalid_params(
+            "failed to prepare process sandbox: paths that it is about come and go too fast to be protected"
+        )
+
+    return prepare
+
+
+def carry_out(plan: Plan, backend: Backend, spec: SpawnSpec, routes: Sequence[Route] = ()) -> Launch:
+    """The plan by what this machine has. RpcError -32602 if it cannot be carried out in full.
+
+    `routes` are the proxies that can be reached, if the plan's network leads to any.
+    """
+    if plan.kind == "plain":
+        return Launch(spec.argv, spec.env, spec.arg0)
+    try:
+        if plan.kind == "filter" and backend.filters:
+            confinement = Confinement(seccomp.program(plan.network), None, network=False)
+            return Launch(spec.argv, spec.env, spec.arg0, confine=lambda _, start: confinement.run(start))
+        if plan.kind == "view" and backend.name == "bubblewrap":
+            return _in_bubblewrap(plan, backend, spec, list(routes))
+        if plan.kind == "view" and backend.name == "landlock":
+            return _under_landlock(plan, spec)
+    except (bubblewrap.Unbuildable, Inexpressible, OSError) as error:
+        raise invalid_params(f"failed to prepare process sandbox: {error}") from None
+    raise unenforceable(backend)
+
+
+def unenforceable(backend: Backend) -> RpcError:
+    """There is no mechanism: what is missing, and how to get it."""
+    missing = "; ".join(backend.reasons)
+    return invalid_params(f"sandbox intent cannot be enforced on this executor: {missing}")
+
+
+def refusal(message: str, code: int) -> Launch:
+    """In place of a command: says why it is not run, and exits. Peers expect a process that fails."""
+    return Launch(["/bin/sh", "-c", _SAY_AND_EXIT, message, str(code)], {})
+
+
+def _leave_keys_behind() -> None:
+    """Once per worker thread, for everything it starts."""
+    if not hasattr(_of_thread, "keys_left"):
+        confine.new_session_keyring()
+        _of_thread.keys_left = True
+
+
+def _give_back(launch: Launch) -> None:
+    launch.close()
+    if launch.release is not None:
+        launch.release(None)
+
+
+# Landlock ----------------------------------------------------------------------------------------
+
+
+def _under_landlock(plan: Plan, spec: SpawnSpec) -> Launch:
+    landlock.grants(plan)  # or it cannot be expressed, terminal or not
+    program = seccomp.program(plan.network, landlock=True)
+
+    def confined(terminal: str | None, start: Callable[[], int]) -> int:
+        rules = landlock.grants(plan, None if terminal is None else os.fsencode(terminal))
+        return Confinement(program, rules, network=plan.network == "open").run(start)
+
+    return Launch(spec.argv, spec.env, spec.arg0, confine=confined)
+
+
+# bubblewrap --------------------------------------------------------------------------------------
+
+
+def _in_bubblewrap(plan: Plan, backend: Backend, spec: SpawnSpec, routes: list[Route]) -> Launch:
+    notes = os.fsencode(mountpoints.folder())
+    claim = mountpoints.claim(_mount_points(plan))
+    token = object()
+    turnable = _can_be_turned(plan)
+    with _lock:
+        _live[token] = plan
+    inspection = None
+
+    def release(pidfd: int | None) -> None:
+        with _lock:
+            _live.pop(token, None)
+        if claim is not None:
+            claim.release(orderly=pidfd is None or _ended_by_itself(pidfd))
+
+    try:
+        if turnable or routes:
+            from .inspection import Inspection
+
+            inspection = Inspection(plan, look=turnable, routes=routes, tag=spec.tag)
+        command = bubblewrap.build(
+            plan,
+            backend,
+            [os.fsencode(word) for word in spec.argv],
+            {os.fsencode(name): os.fsencode(value) for name, value in spec.env.items()},
+            arg0=None if spec.arg0 is None else os.fsencode(spec.arg0),
+            program=seccomp.program(plan.network),
+            hidden=notes if plan.access(notes) == "write" else None,
+            more=() if inspection is None else inspection.options,
+        )
+    except BaseException:
+        if inspection is not None:
+            inspection.close()
+        release(None)
+        raise
+    return Launch(
+        [os.fsdecode(word) for word in command.argv],
+        {},
+        inherited=command.inherited + ([] if inspection is None else inspection.handed),
+        inside=True,
+        started=None if inspection is None else inspection.start,
+        release=release,
+    )
+
+
+def _mount_points(plan: Plan) -> list[bytes]:
+    """What is mounted upon below something that can be written, and so may not have existed before."""
+    points = {point.path for point in plan.created}
+    for step in plan.steps:
+        target = getattr(step, "target", b"/")
+        if any(target != root and covers(root, target) for root in plan.writable):
+            points.add(target)
+    return sorted(points)
+
+
+def _can_be_turned(plan: Plan) -> bool:
+    """Whether a sandbox that runs now could make a path of this plan lead elsewhere before it is mounted."""
+    with _lock:
+        others = list(_live.values())
+    return any(_could_turn(other, identity.path) for other in others for identity in plan.seen)
+
+
+def _could_turn(other: Plan, path: bytes) -> bool:
+    """Mounts cannot be renamed or replaced from inside; every other name in what can be written can be."""
+    fixed = {step.target for step in other.steps if isinstance(step, Bind | Tmpfs)}
+    while path != b"/":
+        parent = os.path.dirname(path)
+        if path not in fixed and other.access(parent) == "write":
+            return True
+        path = parent
+    return False
+
+
+def _ended_by_itself(pidfd: int) -> bool:
+    """Whether the keeper has seen the end of everybody inside, and was not killed before."""
+    try:
+        status = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except OSError:
+        return False
+    return status is not None and status.si_code == os.CLD_EXITED
