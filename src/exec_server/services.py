@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from os import PathLike
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from msgspec import Struct
 
-from .wire.process import EnvPolicy, ListedProcess, StreamName
+from .wire.process import EnvPolicy, ListedProcess, SpawnMode, StreamName
+
+if TYPE_CHECKING:
+    from .wire.sandbox import SandboxContext
 
 __all__ = [
     "Change",
@@ -21,6 +25,8 @@ __all__ = [
     "Collected",
     "Completed",
     "DirectoryEntry",
+    "Environment",
+    "EnvironmentFacts",
     "Event",
     "ExitStatus",
     "Exited",
@@ -29,6 +35,10 @@ __all__ = [
     "FilePart",
     "Files",
     "GlobFound",
+    "Headers",
+    "Http",
+    "HttpAnswer",
+    "HttpBody",
     "Output",
     "Process",
     "Processes",
@@ -37,6 +47,7 @@ __all__ = [
     "SearchFound",
     "SearchLine",
     "SearchMatch",
+    "Shell",
     "Snapshot",
     "Transferred",
     "WalkEntry",
@@ -141,8 +152,12 @@ class Process(Protocol):
     def events(self) -> AsyncIterator[Event]:
         """Everything that happens, from the first event on, each once and in order."""
 
-    def output(self) -> AsyncIterator[Output]:
-        """Only the output, until there is no more. Raises if the process was lost."""
+    def output(self, *, from_start: bool = False) -> AsyncIterator[Output]:
+        """Only the output, until there is no more. Raises if the process was lost.
+
+        Goes on where the last `output`, `communicate` or `collect` stopped. With `from_start`, everything
+        comes again that is still kept.
+        """
 
     async def read(
         self, after_seq: int | None = None, max_bytes: int | None = None, wait: float = 0.0
@@ -166,6 +181,9 @@ class Process(Protocol):
 
     async def wait(self, timeout: float | None = None) -> ExitStatus:
         """The end, when all output is there as well."""
+
+    async def wait_exit(self, timeout: float | None = None) -> ExitStatus:
+        """The exit of the process itself, although children of it may still run and write."""
 
     async def communicate(self, data: bytes | None = None, timeout: float | None = None) -> Completed:
         """Write, close stdin, and gather everything until the end."""
@@ -191,9 +209,9 @@ class Processes(Protocol):
 
     async def start(
         self,
-        argv: Sequence[str],
+        argv: Iterable[str],
         *,
-        cwd: str | None = None,
+        cwd: str | PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         env_policy: EnvPolicy | None = None,
         tty: bool = False,
@@ -202,8 +220,19 @@ class Processes(Protocol):
         rows: int | None = None,
         cols: int | None = None,
         process_id: str | None = None,
+        sandbox: SandboxContext | None = None,
+        spawn: SpawnMode | None = None,
     ) -> Process:
-        """Start a command. Without `env` and `env_policy` it inherits the environment of the server."""
+        """Start a command. Without `env` and `env_policy` it inherits the environment of the server.
+
+        `spawn="prepared"` says that everything is decided already: `env` is all the variables there are, and
+        neither `env_policy` nor `sandbox` is given. A server may take only starts of that kind.
+        """
+
+    async def run(
+        self, argv: Iterable[str], *, data: bytes | None = None, timeout: float | None = None, **options: Any
+    ) -> Completed:
+        """Start a command with the options of `start`, give it `data` as its input, and wait for its end."""
 
     async def list(self, *, everybody: bool = False) -> list[ListedProcess]:
         """Every process the server still remembers, of this session or of everybody's."""
@@ -325,7 +354,8 @@ class Files(Protocol):
 
     A path is a native path, absolute or relative to the server's own directory, or a `file:` URI. Paths in
     results are native, with surrogate escapes where a name is not UTF-8. What the machine refuses is an
-    OSError of the usual kind: FileNotFoundError, PermissionError, IsADirectoryError, and so on.
+    OSError of the usual kind: FileNotFoundError, PermissionError, IsADirectoryError, and so on. A connection
+    that breaks meanwhile is a ConnectionError.
     """
 
     async def read(self, path: str) -> bytes:
@@ -347,7 +377,8 @@ class Files(Protocol):
     async def write_stream(self, path: str, blocks: AsyncIterable[bytes] | Iterable[bytes]) -> int:
         """Write what comes, in constant memory, and return how many bytes it was.
 
-        The file is emptied first and grows in place: whoever reads it meanwhile sees a part of it.
+        Where the server can, the file has its old content until all of the new one is there. Elsewhere it
+        is emptied first and grows in place: whoever reads it meanwhile sees a part of it.
         """
 
     async def metadata(self, path: str, follow_symlinks: bool = True) -> FileMetadata:
@@ -357,7 +388,7 @@ class Files(Protocol):
         """Whether there is something, at the end of all links."""
 
     async def list(self, path: str) -> list[DirectoryEntry]:
-        """The names in a directory, sorted. Links that lead nowhere are not among them."""
+        """The names in a directory, sorted. Servers other than ours leave out links that lead nowhere."""
 
     async def walk(
         self,
@@ -438,3 +469,138 @@ class Files(Protocol):
         self, remote: str, local: str, progress: Progress | None = None, *, verify: bool = True
     ) -> Transferred:
         """The other way round, with the same promises."""
+
+
+# HTTP --------------------------------------------------------------------------------------------
+
+Headers = Mapping[str, str] | Sequence[tuple[str, str]]
+"""Headers to send: pairs where their order, or a name that comes twice, matters."""
+
+
+class HttpAnswer(Struct, frozen=True):
+    """What an HTTP server said, whatever the status. Header names are in lower case."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """The first header of that name."""
+        return next((value for key, value in self.headers if key == name.lower()), None)
+
+
+class HttpBody(Protocol):
+    """An answer whose body is still coming. Iterate over it once, inside its context."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> list[tuple[str, str]]: ...
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+
+class Http(Protocol):
+    """HTTP requests made from a machine: they see its network, its proxies, its DNS.
+
+    `env_headers` names variables of that machine's environment by header: the value is put in there and
+    never comes here. Every status is an answer; only a request without an answer is an error.
+    """
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Headers = (),
+        env_headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        timeout: float | None = None,
+        follow_redirects: bool = True,
+    ) -> HttpAnswer:
+        """One request and its whole answer. `timeout` covers both."""
+
+    def stream(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Headers = (),
+        env_headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        timeout: float | None = None,
+        follow_redirects: bool = True,
+    ) -> AbstractAsyncContextManager[HttpBody]:
+        """`async with http.stream("GET", url) as answer: async for block in answer: ...`"""
+
+
+# The machine -------------------------------------------------------------------------------------
+
+
+class Shell(Struct, frozen=True):
+    """The shell that commands are written for."""
+
+    name: str
+    path: str
+
+
+class EnvironmentFacts(Struct, frozen=True, rename="camel", kw_only=True):
+    """What a machine says of itself. Directories are `file:` URIs; what it does not say is None or empty."""
+
+    shell: Shell | None = None
+    cwd: str | None = None
+    """Where commands start unless told otherwise."""
+    user_home_dir: str | None = None
+    temporary_directories: list[str] = []
+    temp_dir: str | None = None
+    platform_os: str | None = None
+    executor_version: str | None = None
+    provider_id: str | None = None
+    """Two servers with the same one run on the same machine for the same account."""
+    prepend_path_dirs: list[str] = []
+    capabilities: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+
+    def has(self, capability: str) -> bool:
+        """Whether a capability is announced. One that is missing is not there."""
+        return self.capabilities.get(capability) is True
+
+
+class Environment(Protocol):
+    """A machine: this one, or one across a socket, a pipe or a relay. Nobody above can tell which.
+
+    Leaving its context, or `close`, ends every process that was started through it.
+    """
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether paths and commands may mean something else than they do here."""
+
+    @property
+    def info(self) -> EnvironmentFacts:
+        """What the machine said of itself when it was reached."""
+
+    @property
+    def processes(self) -> Processes: ...
+
+    @property
+    def files(self) -> Files: ...
+
+    @property
+    def http(self) -> Http: ...
+
+    async def check(self, timeout: float = 10.0) -> None:
+        """Ask whether it is there; raises what is wrong. Never repairs anything."""
+
+    async def close(self) -> None:
+        """End every process started here, then the connection. May be called more than once."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...

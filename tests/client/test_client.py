@@ -15,9 +15,12 @@ import pytest
 
 import exec_server
 from exec_server import Client, Closed, Exited, Output
+from exec_server.client.client import INHERIT_ALL, connect
 from exec_server.client.rpc import MAX_CALLS
 from exec_server.environments.connect import IN_PROCESS
+from exec_server.wire.process import SpawnMode
 from support.machine import gone, running, sleep_forever
+from support.scripted_server import ScriptedServer
 from support.server import COMMAND, RunningServer
 
 Scenario = Callable[[Client], Awaitable[None]]
@@ -135,7 +138,7 @@ def test_a_late_reader_catches_up_from_the_server(run: Run) -> None:
     async def scenario(client: Client) -> None:
         process = await client.start(["sh", "-c", "i=0; while [ $i -lt 900 ]; do echo $i; i=$((i+1)); done"])
         first = [event async for event in process.output()]
-        late = [event async for event in process.output()]
+        late = [event async for event in process.output(from_start=True)]
         assert b"".join(event.data for event in late) == b"".join(event.data for event in first)
 
     run(scenario)
@@ -304,6 +307,53 @@ def test_an_environment_is_inherited_given_or_both(run: Run) -> None:
     run(scenario)
 
 
+def test_a_prepared_start_is_taken_as_it_is(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        only = {"ONLY": "this"}
+        done = await client.run(["/bin/sh", "-c", "echo $ONLY ${HOME:-nowhere}"], env=only, spawn="prepared")
+        assert done.stdout == b"this nowhere\n"
+        assert (await client.run(["true"], spawn="direct")).exit_code == 0
+        with pytest.raises(ValueError, match="inherits nothing"):
+            await client.start(["true"], spawn="prepared")
+        for more in ({"env_policy": INHERIT_ALL}, {"sandbox": exec_server.Sandbox.read_only()}):
+            with pytest.raises(ValueError, match="carries no"):
+                await client.start(["true"], env=only, spawn="prepared", **more)
+
+    run(scenario)
+
+
+def test_kinds_of_starts_a_server_may_refuse() -> None:
+    async def main(flag: str, refused: SpawnMode, taken: SpawnMode) -> None:
+        async with exec_server.connect([COMMAND, "--listen", "stdio", flag]) as client:
+            env = {"PATH": "/usr/bin:/bin"}
+            assert (await client.run(["echo", "x"], env=env, spawn=taken)).stdout == b"x\n"
+            with pytest.raises(exec_server.ServerRejected, match=f"{refused} exec is disabled"):
+                await client.run(["echo", "x"], env=env, spawn=refused)
+
+    asyncio.run(main("--no-direct", "direct", "prepared"))
+    asyncio.run(main("--no-prepared", "prepared", "direct"))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_server_without_kinds_of_starts_is_not_told_one(known: bool) -> None:
+    async def main() -> None:
+        info = {"capabilities": {"processSpawnModes": known}}
+        server = ScriptedServer(
+            {
+                "initialize": lambda _, __: {"sessionId": "s", "environmentInfo": info},
+                "process/start": lambda _, params: {"processId": params["processId"]},
+                "process/terminate": lambda _, __: {"running": True},
+                "process/read": lambda _, __: None,
+            }
+        )
+        client = await connect(server.dial)
+        await client.start(["true"], env={}, spawn="prepared")
+        assert server.sent("process/start")[0].get("spawn") == ("prepared" if known else None)
+        server.hang_up()
+
+    asyncio.run(main())
+
+
 def test_listing(run: Run) -> None:
     async def scenario(client: Client) -> None:
         process = await client.start(["sleep", "30"], process_id="mine")
@@ -312,11 +362,46 @@ def test_listing(run: Run) -> None:
         assert listed.state == "running"
         assert listed.pid is not None
         assert any(entry.process_id == "mine" for entry in await client.list(everybody=True))
-        with pytest.raises(ValueError, match="already registered"):
+        with pytest.raises(ValueError, match="process id 'mine' is already in use"):
             await client.start(["true"], process_id="mine")
         await process.terminate()
 
     run(scenario)
+
+
+def test_what_start_takes_and_refuses() -> None:
+    async def main() -> None:
+        async with exec_server.connect(IN_PROCESS) as machine:
+            assert (await machine.run(["pwd"], cwd=Path("/usr"))).stdout == b"/usr\n"
+            words = (word for word in ("echo", "one", "two"))
+            assert (await machine.run(words)).stdout == b"one two\n"
+            with pytest.raises(TypeError, match="cwd is text or a path of text, not bytes"):
+                await machine.start(["true"], cwd=b"/")  # type: ignore[arg-type]  # that is the point
+            for wrong in ("true", b"true", 7):
+                with pytest.raises(TypeError, match="argv is a list of words"):
+                    await machine.start(wrong)  # type: ignore[arg-type]  # that is the point
+            for size in ({"rows": 0}, {"cols": -1}, {"rows": 70000, "cols": 20}):
+                with pytest.raises(ValueError, match="between 1 and 65535"):
+                    await machine.start(["true"], tty=True, **size)  # type: ignore[arg-type]
+            assert (await machine.run(["stty", "size"], tty=True, cols=99)).terminal == b"24 99\r\n"
+
+    asyncio.run(main())
+
+
+def test_an_empty_process_id_is_not_replaced() -> None:
+    async def main() -> None:
+        server = ScriptedServer(
+            {
+                "initialize": lambda _, __: {"sessionId": "s", "environmentInfo": {}},
+                "process/start": lambda _, params: {"processId": params["processId"]},
+            }
+        )
+        client = await connect(server.dial)
+        await client.start(["true"], process_id="")
+        assert [start["processId"] for start in server.sent("process/start")] == [""]
+        server.hang_up()
+
+    asyncio.run(main())
 
 
 def test_calls_in_flight_are_bounded(run: Run) -> None:

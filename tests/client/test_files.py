@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from exec_server.client.errors import (
     TransferFailed,
 )
 from exec_server.client.files import BLOCK_BYTES, WHOLE_WRITE_BYTES, RemoteFiles
+from exec_server.client.landing import part_name
 from exec_server.services import Files, WalkEntry
 from exec_server.wire.uri import path_to_uri
 from support.server import COMMAND, RunningServer
@@ -121,6 +123,11 @@ def test_ranges(run: Run, place: Path) -> None:
         assert (part.data, part.eof) == (data[-3:], True)
         part = await files.read_range(path, len(data) - 3, 100)
         assert (part.data, part.eof) == (data[-3:], True)
+        for length in (1, 5, BLOCK_BYTES, BLOCK_BYTES + 1, 2 * BLOCK_BYTES, len(data)):
+            part = await files.read_range(path, len(data) - length, length)
+            assert (part.data, part.eof) == (data[-length:], True), length
+            part = await files.read_range(path, len(data) - length, length - 1)
+            assert (part.data, part.eof) == (data[len(data) - length : -1], False), length
         part = await files.read_range(path, 10**12, 5)
         assert (part.data, part.eof) == (b"", True)
         assert (await files.read_range(path, 10, 0)).data == b""
@@ -168,6 +175,38 @@ def test_a_source_that_fails_ends_the_stream(run: Run, place: Path) -> None:
 def _failing() -> Iterator[bytes]:
     yield b"x"
     raise RuntimeError("the source")
+
+
+def test_a_stream_replaces_the_file_whole_or_not_at_all(run: Run, place: Path) -> None:
+    path = place / "file"
+    path.write_bytes(b"old")
+    path.chmod(0o751)
+    new = os.urandom(3 * BLOCK_BYTES + 5)
+
+    async def scenario(client: Client, files: Files) -> None:
+        seen = []
+
+        async def source(fails: bool) -> AsyncIterator[bytes]:
+            for at in range(0, len(new), BLOCK_BYTES):
+                yield new[at : at + BLOCK_BYTES]
+                seen.append(path.read_bytes())
+            if fails:
+                raise RuntimeError("the source")
+
+        with pytest.raises(RuntimeError, match="the source"):
+            await files.write_stream(str(path), source(fails=True))
+        # A call that comes after the abandoned stream's end: its remains are gone by now.
+        assert [entry.name for entry in await files.list(str(place))] == ["file"]
+        assert path.read_bytes() == b"old"
+        assert await files.write_stream(str(path), source(fails=False)) == len(new)
+        assert set(seen) == {b"old"}
+        assert path.read_bytes() == new
+        assert path.stat().st_mode & 0o777 == 0o751
+        await files.write(str(path), bytes(WHOLE_WRITE_BYTES + 1))
+        assert path.stat().st_mode & 0o777 == 0o751
+        assert os.listdir(place) == ["file"]
+
+    run(scenario)
 
 
 def test_streams_that_are_dropped_give_their_handles_back(run: Run, place: Path) -> None:
@@ -323,9 +362,18 @@ def test_trees_go_there_and_come_back(run: Run, place: Path) -> None:
             if path.is_file():
                 assert (place / "back" / path.relative_to(tree)).read_bytes() == path.read_bytes()
         assert (place / "back" / "empty").is_dir()
-        assert not list(place.rglob("*.part"))
+        assert not list(place.rglob("*-part"))
 
     run(scenario)
+
+
+def up_part(place: Path, name: str) -> Path:
+    """What an upload of `source` leaves beside its target when it breaks."""
+    return Path(part_name(f"{place}/{name}", f"{os.uname().nodename}:{place}/source"))
+
+
+def down_part(place: Path, name: str, source: str = "source") -> Path:
+    return Path(part_name(f"{place}/{name}", f"{place}/{source}"))
 
 
 def test_a_broken_transfer_is_taken_up(run: Run, place: Path) -> None:
@@ -333,26 +381,73 @@ def test_a_broken_transfer_is_taken_up(run: Run, place: Path) -> None:
     (place / "source").write_bytes(data)
 
     async def scenario(client: Client, files: Files) -> None:
-        (place / "up.part").write_bytes(data[: 5 * MB])
+        up_part(place, "up").write_bytes(data[: 5 * MB])
         done = await files.upload(f"{place}/source", f"{place}/up")
         assert (done.resumed_bytes, done.bytes) == (5 * MB, 9 * MB)
-        (place / "down.part").write_bytes(data[: 5 * MB])
+        down_part(place, "down").write_bytes(data[: 5 * MB])
         done = await files.download(f"{place}/source", f"{place}/down")
         assert (done.resumed_bytes, done.bytes) == (5 * MB, 9 * MB)
         # What is not the beginning of this file is not taken up.
-        (place / "up2.part").write_bytes(b"x" + data[1 : 5 * MB])
+        up_part(place, "up2").write_bytes(b"x" + data[1 : 5 * MB])
         assert (await files.upload(f"{place}/source", f"{place}/up2")).resumed_bytes == 0
-        (place / "down2.part").write_bytes(b"x" + data[1 : 5 * MB])
+        down_part(place, "down2").write_bytes(b"x" + data[1 : 5 * MB])
         assert (await files.download(f"{place}/source", f"{place}/down2")).resumed_bytes == 0
         for name in ("up", "down", "up2", "down2"):
             assert (place / name).read_bytes() == data
-            assert not (place / f"{name}.part").exists()
+        assert not list(place.glob(".*"))
         # A link stays one; what it leads to is replaced.
         (place / "target").write_bytes(b"old")
         (place / "link").symlink_to("target")
         await files.upload(f"{place}/source", f"{place}/link")
         assert (place / "link").is_symlink()
         assert (place / "target").read_bytes() == data
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("size", [1000, transfers.PART_BYTES + 1000])
+@pytest.mark.parametrize("verify", [True, False])
+def test_what_is_not_compared_is_not_hashed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, size: int, verify: bool
+) -> None:
+    hashed = 0
+
+    class Counting:
+        def __init__(self) -> None:
+            self._real = hashlib.sha256()
+
+        def update(self, data: bytes) -> None:
+            nonlocal hashed
+            hashed += len(data)
+            self._real.update(data)
+
+        def hexdigest(self) -> str:
+            return self._real.hexdigest()
+
+    monkeypatch.setattr(transfers, "hashlib", SimpleNamespace(sha256=Counting))
+    content = os.urandom(size)
+    (place / "source").write_bytes(content)
+
+    async def scenario(client: Client, files: Files) -> None:
+        await files.upload(f"{place}/source", f"{place}/there", verify=verify)
+        await files.download(f"{place}/there", f"{place}/back", verify=verify)
+
+    drive("in-process:", scenario)
+    assert (place / "back").read_bytes() == content
+    assert hashed == (2 * size if verify else 0)
+
+
+def test_an_upload_leaves_the_mode_of_what_it_replaces(run: Run, place: Path) -> None:
+    """Whether it goes in one message or in parts, which get the name at the end."""
+
+    async def scenario(client: Client, files: Files) -> None:
+        for size in (10, 5 * MB):
+            (place / "source").write_bytes(os.urandom(size))
+            (place / "tool").write_bytes(b"old")
+            (place / "tool").chmod(0o751)
+            await files.upload(str(place / "source"), str(place / "tool"))
+            assert (place / "tool").read_bytes() == (place / "source").read_bytes()
+            assert (place / "tool").stat().st_mode & 0o777 == 0o751
 
     run(scenario)
 
@@ -510,7 +605,7 @@ def test_a_server_that_dies_in_the_middle(place: Path) -> None:
             await client.files.metadata(str(place))
         await client.close()
         # What has arrived is the start of the next attempt.
-        have = (place / "copy.part").stat().st_size
+        have = down_part(place, "copy", "large").stat().st_size
         assert have > 20 * MB
         async with exec_server.connect() as another:
             done = await another.files.download(f"{place}/large", f"{place}/copy")
@@ -569,6 +664,10 @@ def test_without_extensions(place: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert await files.write_stream(path, [data]) == len(data)
         assert await files.read(path) == data
         assert (await files.read_range(path, 5, 10)).data == data[5:15]
+        for length in (10, BLOCK_BYTES, BLOCK_BYTES + 1):
+            assert not (await files.read_range(path, len(data) - length - 1, length)).eof
+            part = await files.read_range(path, len(data) - length, length)
+            assert (part.data, part.eof) == (data[-length:], True), length
         await files.move(path, path, overwrite=True)
         assert os.path.getsize(path) == len(data)
         await files.write(f"{place}/other", b"x")
@@ -605,14 +704,14 @@ def test_without_commands(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             raise Unsupported("no commands here")
 
         monkeypatch.setattr(client, "run", refuse)
-        (place / "down.part").write_bytes(data[: 5 * MB])
+        down_part(place, "down").write_bytes(data[: 5 * MB])
         done = await files.download(f"{place}/source", f"{place}/down")
         assert (done.resumed_bytes, done.verified) == (5 * MB, "reread")
         # Only the end of the part fits; reading everything again tells, and it is fetched anew.
-        (place / "down.part").write_bytes(b"x" + data[1 : 5 * MB])
+        down_part(place, "down").write_bytes(b"x" + data[1 : 5 * MB])
         await files.download(f"{place}/source", f"{place}/down")
         assert (place / "down").read_bytes() == data
-        (place / "up.part").write_bytes(data[: 5 * MB])
+        up_part(place, "up").write_bytes(data[: 5 * MB])
         done = await files.upload(f"{place}/source", f"{place}/up")
         assert (done.resumed_bytes, done.verified) == (0, "reread")
         assert (place / "up").read_bytes() == data

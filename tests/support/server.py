@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 __all__ = ["COMMAND", "RunningServer", "fail_to_start", "server_environment"]
 
@@ -26,15 +27,22 @@ class RunningServer:
     """A server that listens. Leaving the context ends it and looks at how it ended."""
 
     def __init__(
-        self, *arguments: str, listen: str = "ws://127.0.0.1:0", env: dict[str, str] | None = None
+        self,
+        *arguments: str,
+        listen: str = "ws://127.0.0.1:0",
+        env: dict[str, str] | None = None,
+        command: Sequence[str] = (COMMAND,),
+        **options: Any,
     ) -> None:
+        """`command` starts it otherwise than by the script, `options` are subprocess.Popen's."""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the server
         self.process = subprocess.Popen(
-            [COMMAND, "--listen", listen, *arguments],
+            [*command, "--listen", listen, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=server_environment(**(env or {})),
+            **options,
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().decode().rstrip("\n") if listen != "off" else ""

@@ -6,16 +6,30 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from ..wire import base64
-from ..wire.files import BlockResult
+from ..wire.binary import FilePart
 from .errors import ProtocolError
+from .gathered import Gathered
 
 if TYPE_CHECKING:
     from .files import RemoteFiles
 
-__all__ = ["BLOCKS_IN_FLIGHT", "BLOCK_BYTES", "BlockReader", "BlockWriter", "decoded", "reblocked"]
+__all__ = [
+    "BLOCKS_IN_FLIGHT",
+    "BLOCK_BYTES",
+    "BlockReader",
+    "BlockWriter",
+    "Blocks",
+    "part_of",
+    "reblocked",
+]
+
+Blocks = AsyncIterable[bytes] | AsyncIterable[memoryview] | Iterable[bytes] | Iterable[memoryview]
+"""Content that is written piece by piece. A piece must not change until it has been written."""
 
 BLOCK_BYTES: Final = 1024 * 1024
 """Of one read or write of a stream: the most the protocol allows."""
@@ -31,18 +45,23 @@ class BlockReader:
         self._files = files
         self._uri = uri
         self._path = path
-        self._next = start
+        self._start = self._next = start
+        self._gathered: Gathered | None = None
         self._stop = stop
-        self._handle = uuid4().hex
+        self._handle = files._new_handle()
         self._fetching: deque[asyncio.Future[tuple[bytes, bool]]] = deque()
         self._opening: asyncio.Future[None] | None = None
 
-    async def blocks(self) -> AsyncIterator[bytes]:
+    def blocks(self) -> AsyncIterator[bytes]:
+        """The blocks, none of them empty."""
+        return self._blocks(gather=False)
+
+    async def _blocks(self, gather: bool) -> AsyncIterator[bytes]:
         # The first block is asked for along with the file: a small one costs one round trip.
         opening = self._files._open(self._handle, self._uri, self._path, "read")
         self._opening = asyncio.ensure_future(opening)
         ahead = 1
-        self._fetch(ahead)
+        self._fetch(ahead, gather)
         await self._opening
         while self._fetching:
             data, eof = await self._fetching[0]
@@ -53,24 +72,41 @@ class BlockReader:
                 return
             # One that turns out to be long is worth more and more of an effort.
             ahead = min(ahead * 2, BLOCKS_IN_FLIGHT)
-            self._fetch(ahead)
+            self._fetch(ahead, gather)
             yield data
 
-    def _fetch(self, ahead: int) -> None:
+    async def gather(self) -> bytes:
+        """All of it in one piece; each block goes from its message straight to its place."""
+        async for _ in self._blocks(gather=True):
+            pass
+        return b"" if self._gathered is None else self._gathered.finish()
+
+    def _fetch(self, ahead: int, gather: bool) -> None:
         while len(self._fetching) < ahead and (self._stop is None or self._next < self._stop):
             length = BLOCK_BYTES if self._stop is None else min(BLOCK_BYTES, self._stop - self._next)
-            self._fetching.append(asyncio.ensure_future(self._read(self._next, length)))
+            self._fetching.append(asyncio.ensure_future(self._read(self._next, length, gather)))
             self._next += length
 
-    async def _read(self, offset: int, length: int) -> tuple[bytes, bool]:
+    async def _read(self, offset: int, length: int, gather: bool) -> tuple[bytes, bool]:
         params = {"handleId": self._handle, "offset": offset, "len": length}
-        block = await self._files._block("fs/readBlock", params, BlockResult, self._path)
-        data = decoded(block.chunk)
-        if len(data) > length:
-            raise ProtocolError(f"`fs/readBlock` of {length} bytes was answered with {len(data)}")
-        if not data and not block.eof:
+        count = 0
+
+        def take(part: FilePart) -> FilePart:
+            nonlocal count
+            count = len(part.data)
+            if not gather or count > length:
+                return part._replace(data=bytes(part.data))
+            if self._gathered is None:
+                self._gathered = Gathered(part.size - self._start)
+            self._gathered.put(offset - self._start, part.data)
+            return part._replace(data=b"")
+
+        part = await self._files._read_block(params, self._path, take)
+        if count > length:
+            raise ProtocolError(f"`fs/readBlock` of {length} bytes was answered with {count}")
+        if not count and not part.eof:
             raise ProtocolError("`fs/readBlock` was answered with nothing before the end of the file")
-        return data, block.eof
+        return bytes(part.data), part.eof
 
     def close(self) -> None:
         """Give the handle back without waiting; what is still coming is dropped."""
@@ -88,16 +124,15 @@ class BlockWriter:
         self._files = files
         self._handle = handle
         self._path = path
-        self._sending: deque[asyncio.Future[dict[str, Any]]] = deque()
+        self._sending: deque[asyncio.Future[None]] = deque()
         self.offset = 0
 
-    async def put(self, block: bytes) -> None:
+    async def put(self, block: bytes | memoryview) -> None:
         """Send a block, when those before it leave room."""
         while len(self._sending) >= BLOCKS_IN_FLIGHT:
             await self._sending[0]
             self._sending.popleft()
-        params = {"handleId": self._handle, "offset": self.offset, "chunk": base64.encode(block)}
-        call = self._files._block("fs/writeBlock", params, dict[str, Any], self._path)
+        call = self._files._write_block(self._handle, self.offset, block, self._path)
         self._sending.append(asyncio.ensure_future(call))
         self.offset += len(block)
 
@@ -122,6 +157,29 @@ def _seen(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
+class _Part(Struct, rename="camel"):
+    """`fs/readBlock` says `chunk`, `fs/readFile` says `dataBase64`, and without our extensions no `eof`."""
+
+    chunk: str | UnsetType = UNSET
+    data_base64: str | UnsetType = UNSET
+    eof: bool = True
+
+
+_decode_part = msgspec.json.Decoder(_Part).decode
+
+
+def part_of(method: str, answer: Raw) -> FilePart:
+    """What was read, from an answer in JSON."""
+    try:
+        part = _decode_part(answer)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the answer to `{method}` is not what it should be: {error}") from None
+    text = part.chunk if part.data_base64 is UNSET else part.data_base64
+    if text is UNSET:
+        raise ProtocolError(f"the answer to `{method}` has no content")
+    return FilePart(decoded(text), part.eof)
+
+
 def decoded(text: str) -> bytes:
     try:
         return base64.decode(text)
@@ -129,7 +187,7 @@ def decoded(text: str) -> bytes:
         raise ProtocolError(f"the server sent file content that is not base64: {error}") from None
 
 
-async def reblocked(blocks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
+async def reblocked(blocks: Blocks) -> AsyncIterator[bytes | memoryview]:
     """The same bytes in pieces of BLOCK_BYTES, the last one as it comes."""
     waiting = bytearray()
     async for piece in _pieces(blocks):
@@ -144,7 +202,7 @@ async def reblocked(blocks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIter
         yield bytes(waiting)
 
 
-async def _pieces(blocks: AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
+async def _pieces(blocks: Blocks) -> AsyncIterator[bytes | memoryview]:
     if isinstance(blocks, bytes | bytearray | memoryview):
         yield bytes(blocks)  # iterating over it would give numbers
     elif isinstance(blocks, AsyncIterable):

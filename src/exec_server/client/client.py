@@ -1,163 +1,71 @@
-"""A machine across a connection: the handshake, the processes started through it, and a clean end."""
+"""A machine across a connection: the processes started through it, its files, its HTTP, and a clean end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import count
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-import msgspec
 from msgspec import Raw
 
 from ..services import Completed, Output
-from ..transport.channel import Channel, Receiver
 from ..wire import binary
-from ..wire.handshake import InitializeParams
-from ..wire.process import EnvPolicy, ListedProcess, ListResult, PtySize, StartParams, StartResult
+from ..wire.process import (
+    EnvPolicy,
+    ListedProcess,
+    ListResult,
+    PtySize,
+    ReadResult,
+    SpawnMode,
+    StartParams,
+    StartResult,
+)
 from ..wire.uri import path_to_uri
-from .errors import ConnectionLost, ExecServerError, ProtocolError, ServerRejected, Unsupported
+from .errors import ConnectionLost, ExecServerError, ProtocolError, Recovering, ServerRejected, Unsupported
 from .process import RemoteProcess, decode_event
+from .recovery import State
 from .rpc import Rpc
+from .session import ConnectOptions, Dialer, InitializeReply, Session, decoded
 
 if TYPE_CHECKING:
+    from ..wire.sandbox import SandboxContext
     from .files import RemoteFiles
+    from .http import RemoteHttp
 
-__all__ = ["Client", "ConnectOptions", "InitializeReply", "connect"]
-
-T = TypeVar("T")
+__all__ = ["Client", "ConnectOptions", "Dialer", "InitializeReply", "State", "connect"]
 
 CLEANUP_SECONDS: Final = 5.0
 """How long leaving the context may take for what the server has to do."""
+
+CATCHING_UP: Final = 256
+"""Processes asked at once what was missed; fewer than the calls one connection carries."""
+
+CATCH_UP_BYTES: Final = 512 * 1024
+"""Output asked for at once where the server keeps what was not acknowledged, which may be a lot: what has
+arrived stays, should the connection break again, and a slow line shows soon that it is alive."""
+
+MAX_TERMINAL_SIDE: Final = 65535
+"""Rows or columns: what the kernel's and the protocol's 16 bits hold."""
 
 INHERIT_ALL: Final = EnvPolicy(
     inherit="all", ignore_default_excludes=True, exclude=[], set={}, include_only=[]
 )
 """The environment of the server, whole."""
 
-Dialer = Callable[[Receiver], Awaitable[Channel]]
-"""Opens a channel that delivers to the given receiver."""
 
-
-class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to introduce ourselves. Times are seconds."""
-
-    client_name: str = "exec-server-python"
-    initialize_timeout: float = 10.0
-    resume_session_id: str | None = None
-    binary_output: bool = True
-    """Take output as binary frames where the server offers them."""
-
-
-class InitializeReply(msgspec.Struct, rename="camel"):
-    """What a server says of itself. Only the session id is certain."""
-
-    session_id: str
-    environment_info: dict[str, Any] | None = None
-    binary_output: bool = False
-
-
-class Client:
+class Client(Session):
     """A session on a server. Leaving its context ends every process started through it."""
 
     def __init__(self, options: ConnectOptions) -> None:
-        self._options = options
-        self._rpc = Rpc(self._notified, self._binary, self._lost)
+        super().__init__(options)
         self._processes: dict[str, RemoteProcess] = {}
+        self._doomed: dict[str, None] = {}
         self._ids = count(1)
-        self._capabilities: dict[str, bool] = {}
-        self._after_close: list[Callable[[], Awaitable[None]]] = []
-        self._background: set[asyncio.Future[Any]] = set()
-        self._listeners: dict[str, tuple[Callable[[Raw], None], Callable[[str], None]]] = {}
         self._started = False
-        self.session_id = ""
-        self.info: dict[str, Any] = {}
-        """`environment/info` of the server."""
-
-    # The connection ------------------------------------------------------------------------------
-
-    async def open(self, dial: Dialer) -> None:
-        """Connect and shake hands."""
-        self._rpc.use(await dial(self._rpc))
-        options = self._options
-        params = InitializeParams(
-            options.client_name,
-            options.resume_session_id,
-            lifecycle_events=None,
-            extensions=True,
-            binary_output=options.binary_output or None,
-        )
-        try:
-            async with asyncio.timeout(options.initialize_timeout):
-                reply = await self.call("initialize", params, InitializeReply)
-                self._rpc.notify("initialized", {})
-                info = reply.environment_info
-                if info is None:
-                    info = await self._ask_info()
-        except TimeoutError:
-            self._rpc.close()
-            raise TimeoutError(
-                "timed out waiting for exec-server initialize handshake after"
-                f" {options.initialize_timeout:g}s"
-            ) from None
-        except BaseException:
-            self._rpc.close()
-            raise
-        if options.resume_session_id not in (None, reply.session_id):
-            self._rpc.close()
-            raise ProtocolError(f"exec-server initialized an unexpected session {reply.session_id}")
-        self.session_id = reply.session_id
-        self.info = info
-        capabilities = info.get("capabilities")
-        self._capabilities = capabilities if isinstance(capabilities, dict) else {}
-
-    async def _ask_info(self) -> dict[str, Any]:
-        """Older servers do not send it along, and the oldest do not have it."""
-        try:
-            return await self.call("environment/info", None, dict[str, Any])
-        except ServerRejected:
-            return {}
-
-    def has(self, capability: str) -> bool:
-        """Whether the server announces a capability."""
-        return self._capabilities.get(capability) is True
-
-    @property
-    def connected(self) -> bool:
-        return not self._rpc.closed
-
-    async def call(self, method: str, params: Any, kind: type[T], timeout: float | None = None) -> T:
-        """Any method of the protocol, its result decoded as `kind`."""
-        raw = await self._rpc.call(method, params, timeout)
-        try:
-            return msgspec.json.decode(raw, type=kind)
-        except msgspec.MsgspecError as error:
-            raise ProtocolError(f"the answer to `{method}` is not what it should be: {error}") from None
-
-    def tell(self, method: str, params: Any) -> None:
-        """A call whose answer nobody waits for."""
-        try:
-            future = self._rpc.send(method, params)
-        except ExecServerError:
-            return
-        self._background.add(future)
-        future.add_done_callback(self._told)
-
-    def _told(self, future: asyncio.Future[Any]) -> None:
-        self._background.discard(future)
-        if not future.cancelled():
-            future.exception()
-
-    def on_close(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Do this after the connection is closed, e.g. stop a server started for it."""
-        self._after_close.append(call)
-
-    def listen(self, method: str, receive: Callable[[Raw], None], lost: Callable[[str], None]) -> None:
-        """Give the params of every notification of a method to `receive`, and the end to `lost`."""
-        self._listeners[method] = (receive, lost)
 
     @cached_property
     def files(self) -> RemoteFiles:
@@ -166,13 +74,20 @@ class Client:
 
         return RemoteFiles(self)
 
+    @cached_property
+    def http(self) -> RemoteHttp:
+        """HTTP requests made from the machine."""
+        from .http import RemoteHttp
+
+        return RemoteHttp(self)
+
     # Processes -----------------------------------------------------------------------------------
 
     async def start(
         self,
-        argv: Sequence[str],
+        argv: Iterable[str],
         *,
-        cwd: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
         env_policy: EnvPolicy | None = None,
         tty: bool = False,
@@ -181,29 +96,45 @@ class Client:
         rows: int | None = None,
         cols: int | None = None,
         process_id: str | None = None,
+        sandbox: SandboxContext | None = None,
+        spawn: SpawnMode | None = None,
     ) -> RemoteProcess:
         """Start a command.
 
         With `env` alone the process gets exactly that; without it, the environment of the server; with
         both `env_policy` and `env`, what the policy inherits and `env` on top of it. `cwd` is a path or a
         file: URI, by default the server's own directory.
+
+        `spawn="prepared"` says that everything is decided already: `env` is needed then, and is all the
+        variables there are; `env_policy` and `sandbox` would leave something to decide. To a server that
+        does not tell kinds of starts apart it is a start like any other.
         """
-        if isinstance(argv, str):
+        if isinstance(argv, str | bytes) or not isinstance(argv, Iterable):
             raise TypeError('argv is a list of words; for a shell, say ["sh", "-c", command]')
-        for text in (*argv, *(env or {}).keys(), *(env or {}).values()):
+        words = list(argv)
+        for text in (*words, *(env or {}).keys(), *(env or {}).values()):
             if not isinstance(text, str):
                 raise TypeError(f"words and variables are text, not {type(text).__name__}: {text!r}")
         size = None
         if tty and (rows is not None or cols is not None):
             if not self.has("processPtySize"):
                 raise Unsupported("this server starts terminals with 24 rows and 80 columns only")
-            size = PtySize(rows or 24, cols or 80)
+            size = _terminal_size(24 if rows is None else rows, 80 if cols is None else cols)
+        if spawn == "prepared":
+            if env is None:
+                raise ValueError(
+                    "a prepared start inherits nothing: say with `env` which variables there are"
+                )
+            if env_policy is not None or sandbox is not None:
+                raise ValueError("a prepared start carries no `env_policy` and no `sandbox`")
         if env is None and env_policy is None:
             env_policy = INHERIT_ALL
-        process = RemoteProcess(self, process_id or self._new_id(), tty=tty, stdin=stdin)
+        if process_id is None:
+            process_id = self._new_id()
+        process = RemoteProcess(self, process_id, tty=tty, stdin=stdin)
         params = StartParams(
             process_id=process.id,
-            argv=list(argv),
+            argv=words,
             cwd=self._cwd(cwd),
             env=dict(env or {}),
             tty=tty,
@@ -211,25 +142,53 @@ class Client:
             arg0=arg0,
             env_policy=env_policy,
             pty_size=size,
+            sandbox=sandbox,
+            spawn=spawn if self.has("processSpawnModes") else None,
         )
+        if self._state is not State.CONNECTED:
+            await self._until_connected()
         if process.id in self._processes:
-            raise ValueError(f"session already registered for process {process.id}")
+            raise ValueError(
+                f"the process id {process.id!r} is already in use: that process has not ended; give another,"
+                " or none"
+            )
         self._processes[process.id] = process
+        self._doomed.pop(process.id, None)
         self._started = True
         try:
             await self.call("process/start", params, StartResult)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionLost):
             # The server may have started it all the same; requests take effect in order.
             self._processes.pop(process.id, None)
-            self.tell("process/terminate", {"processId": process.id})
+            self._doom(process.id)
             raise
         except BaseException:
             self._processes.pop(process.id, None)
             raise
+        process.running = True
         return process
 
+    def _doom(self, process_id: str) -> None:
+        """Nobody has a handle to this process, which may or may not have been started: end it."""
+        self._doomed[process_id] = None
+        if self._state is State.CONNECTED:
+            self._send_doom(self._rpc, process_id)
+
+    def _send_doom(self, link: Rpc, process_id: str) -> None:
+        try:
+            answer = link.send("process/terminate", {"processId": process_id})
+        except ExecServerError:
+            return  # the next connection gets it
+
+        def answered(done: asyncio.Future[Raw]) -> None:
+            if not done.cancelled() and not isinstance(done.exception(), ConnectionLost):
+                self._doomed.pop(process_id, None)
+
+        answer.add_done_callback(answered)
+        self._in_background(answer)
+
     async def run(
-        self, argv: Sequence[str], *, data: bytes | None = None, timeout: float | None = None, **options: Any
+        self, argv: Iterable[str], *, data: bytes | None = None, timeout: float | None = None, **options: Any
     ) -> Completed:
         """Start a command, give it `data` as its input, and wait: `start` and `communicate` in one."""
         async with await self.start(argv, stdin=data is not None, **options) as process:
@@ -250,10 +209,12 @@ class Client:
     def _new_id(self) -> str:
         return f"{next(self._ids)}-{uuid4()}"
 
-    def _cwd(self, cwd: str | None) -> str:
+    def _cwd(self, cwd: str | os.PathLike[str] | None) -> str:
         if cwd is None:
-            known = self.info.get("cwd")
-            return known if isinstance(known, str) else "file:///"
+            return self.info.cwd or "file:///"
+        cwd = os.fspath(cwd)
+        if not isinstance(cwd, str):
+            raise TypeError(f"cwd is text or a path of text, not {type(cwd).__name__}: {cwd!r}")
         if cwd.startswith("file:"):
             return cwd
         if not cwd.startswith("/"):
@@ -262,63 +223,93 @@ class Client:
             )
         return path_to_uri(cwd)
 
-    # From the connection -------------------------------------------------------------------------
+    # From the session ----------------------------------------------------------------------------
 
-    def _notified(self, method: str, params: Raw) -> None:
-        try:
-            listener = self._listeners.get(method)
-            if listener is not None:
-                listener[0](params)
-            decoded = decode_event(method, params)
-        except (msgspec.MsgspecError, ValueError) as error:
-            raise ProtocolError(f"bad `{method}` notification: {error}") from None
-        if decoded is not None:
-            process_id, event = decoded
+    def _notification(self, method: str, params: Raw) -> None:
+        event_of = decode_event(method, params)
+        if event_of is not None:
+            process_id, event = event_of
             process = self._processes.get(process_id)
             if process is not None:
                 process.deliver(event.seq, event)  # type: ignore[union-attr]  # never Failed
 
-    def _binary(self, message: bytes) -> None:
+    def _binary(self, message: bytes | memoryview) -> None:
         frame = binary.decode(message)
         process = self._processes.get(frame.process_id)
         if process is not None:
             process.deliver(frame.seq, Output(frame.seq, frame.stream, bytes(frame.data)))
 
-    def _lost(self, reason: str) -> None:
-        text = f"exec-server transport disconnected: {reason}"
+    def _before_attempt(self) -> None:
+        for process in self._processes.values():
+            process.expect_recovery()
+
+    async def _catch_up(self, link: Rpc) -> None:
+        """Let every process have what it missed. Only a broken connection is an error here."""
+        for process_id in list(self._doomed):
+            self._send_doom(link, process_id)
+        processes = [process for process in self._processes.values() if process.running]
+        for process in processes:
+            if process.held:
+                self._in_background(link.send("process/pauseOutput", {"processId": process.id}))
+        held = {process: process.held for process in processes}
+        room = asyncio.Semaphore(CATCHING_UP)
+        await asyncio.gather(*(self._catch_up_one(link, process, room) for process in processes))
+        for process, was_held in held.items():
+            if process.held != was_held and not process.ended:
+                # Its reader fell behind, or caught up, while nothing could be told to the server.
+                method = "process/pauseOutput" if process.held else "process/resumeOutput"
+                self._in_background(link.send(method, {"processId": process.id}))
+
+    async def _catch_up_one(self, link: Rpc, process: RemoteProcess, room: asyncio.Semaphore) -> None:
+        async with room:
+            acknowledges = self.has("processOutputAcks")
+            part = CATCH_UP_BYTES if acknowledges else None
+            try:
+                more = True
+                while more:
+                    after = process.last_seq
+                    params = {"processId": process.id, "afterSeq": after, "maxBytes": part, "waitMs": 0}
+                    found = decoded("process/read", await link.call("process/read", params), ReadResult)
+                    more = process.recover(found, part)
+                    self._progress()
+                    if acknowledges and not process.ended:
+                        told = {"processId": process.id, "seq": process.last_seq}
+                        self._in_background(link.send("process/acknowledgeOutput", told))
+            except (ServerRejected, ProtocolError, ValueError) as error:
+                self._in_background(link.send("process/terminate", {"processId": process.id}))
+                process.fail(f"failed to recover process {process.id}: {error}")
+
+    def _session_ended(self, text: str) -> None:
         for process in list(self._processes.values()):
             process.fail(text)
-        for _, lost in list(self._listeners.values()):
-            lost(text)
 
-    # The end -------------------------------------------------------------------------------------
-
-    async def close(self) -> None:
-        """End every process started here, then the connection. May be called more than once."""
-        if not self._rpc.closed and self._started:
+    async def _say_goodbye(self) -> None:
+        if self._started:
             try:
                 async with asyncio.timeout(CLEANUP_SECONDS):
-                    if self.has("processTerminateAll"):
-                        # Also what processes that have ended left running in the background.
-                        await self.call("process/terminateAll", None, dict[str, int])
-                    await asyncio.gather(*(process.end() for process in list(self._processes.values())))
-            except (TimeoutError, ConnectionLost, ServerRejected):
-                pass
-        self._rpc.close()
-        calls, self._after_close = self._after_close, []
-        for call in calls:
-            await call()
+                    await self._end_processes()
+            except (TimeoutError, ServerRejected):
+                pass  # the server ends them when the session's time is over
 
-    async def __aenter__(self) -> Self:
-        return self
+    async def _end_processes(self) -> None:
+        while True:
+            try:
+                if self.has("processTerminateAll"):
+                    # Also what processes that have ended left running in the background.
+                    await self.call("process/terminateAll", None, dict[str, int])
+                await asyncio.gather(*(process.end() for process in list(self._processes.values())))
+            except ConnectionLost as error:
+                if self._state is not State.RECOVERING or isinstance(error, Recovering):
+                    return
+            else:
+                return
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
+
+def _terminal_size(rows: int, cols: int) -> PtySize:
+    for number in (rows, cols):
+        if not 1 <= number <= MAX_TERMINAL_SIDE:
+            raise ValueError(f"rows and cols are between 1 and {MAX_TERMINAL_SIDE}, not {number}")
+    return PtySize(rows, cols)
 
 
 async def connect(dial: Dialer, options: ConnectOptions | None = None) -> Client:

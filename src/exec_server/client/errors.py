@@ -13,9 +13,11 @@ __all__ = [
     "CommunicateTimeout",
     "ConnectionLost",
     "ExecServerError",
+    "HttpFailed",
     "OutputLost",
     "ProcessFailed",
     "ProtocolError",
+    "Recovering",
     "RemoteFileError",
     "RemoteFileExists",
     "RemoteFileNotFound",
@@ -23,6 +25,7 @@ __all__ = [
     "RemoteNotADirectory",
     "RemotePermissionDenied",
     "ServerRejected",
+    "SessionLost",
     "StdinCloseUnsupported",
     "StdinClosed",
     "TooManyCalls",
@@ -46,8 +49,32 @@ class ServerRejected(ExecServerError):
         self.message = message
 
 
-class ConnectionLost(ExecServerError):
-    """The connection ended before the answer came; whether the request took effect is unknown."""
+class ConnectionLost(ExecServerError, ConnectionError):
+    """The connection ended before the answer came; whether the request took effect is unknown.
+
+    An OSError as well, with the number of a broken pipe, for those who only think of files. It is no
+    BrokenPipeError: programs take that for the end of their own output, and leave without a word.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.errno = codes.EPIPE
+
+
+class Recovering(ConnectionLost):
+    """The connection is being made again, and the caller did not want to wait for it. Nothing was sent."""
+
+
+class SessionLost(ConnectionLost):
+    """The session is gone for good, with its processes. `slept` is how long this machine slept meanwhile.
+
+    A new connection gives a new session; what was started in this one has been ended by the server, or is
+    when its time is over.
+    """
+
+    def __init__(self, message: str, slept: float = 0.0) -> None:
+        super().__init__(message)
+        self.slept = slept
 
 
 class ProtocolError(ExecServerError):
@@ -95,6 +122,13 @@ class CommunicateTimeout(ExecServerError, TimeoutError):
 
 class TransferFailed(ExecServerError):
     """What arrived is not what was sent, and trying again from the start did not help."""
+
+
+class HttpFailed(ServerRejected):
+    """An HTTP request that got no answer, or whose body broke off. A status of 500 is an answer."""
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class RemoteFileError(ServerRejected, OSError):

@@ -8,16 +8,19 @@ connection together have only a few blocks in flight, so that a small call waits
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
+import os
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from urllib.parse import quote, unquote_to_bytes
 from uuid import uuid4
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import Raw, Struct
 
 from ..limits import MAX_FRAME_BYTES
 from ..services import (
@@ -36,13 +39,15 @@ from ..services import (
     WalkEntry,
     WalkError,
 )
-from ..wire import base64
+from ..wire import base64, binary
 from ..wire.errors import METHOD_NOT_FOUND, RpcError
 from ..wire.files import CanonicalizeResult, MetadataResult, OpenMode, OpenResult
+from ..wire.sandbox import SandboxContext
 from ..wire.uri import ForeignPath, native_path, parse, path_to_uri
-from .blocks import BLOCK_BYTES, BLOCKS_IN_FLIGHT, BlockReader, BlockWriter, decoded, reblocked
+from .blocks import BLOCK_BYTES, BLOCKS_IN_FLIGHT, BlockReader, Blocks, BlockWriter, part_of, reblocked
 from .errors import (
     ConnectionLost,
+    ExecServerError,
     RemoteFileError,
     RemoteFileNotFound,
     RemoteNotADirectory,
@@ -53,6 +58,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .client import Client
+    from .rpc import Take
 
 __all__ = ["BLOCKS_IN_FLIGHT", "BLOCK_BYTES", "WHOLE_WRITE_BYTES", "RemoteFiles", "RemoteWatch"]
 
@@ -61,24 +67,24 @@ T = TypeVar("T")
 WHOLE_WRITE_BYTES: Final = (MAX_FRAME_BYTES - 64 * 1024) // 4 * 3
 """The largest content of one `fs/writeFile`: more, in base64, does not fit into one frame."""
 
+SMALL_BYTES: Final = 256 * 1024
+"""Files up to this size are read in one call."""
+
 MAX_WAITING_CHANGES: Final = 1024
 """Change notifications that may wait for their reader; beyond, they become one that says `overflowed`."""
-
-
-class _Content(Struct, rename="camel"):
-    data_base64: str
-    eof: bool | UnsetType = UNSET
-    """Only servers that read ranges say it."""
 
 
 class _ListedEntry(Struct, rename="camel"):
     file_name: str
     is_directory: bool
     is_file: bool
+    name: str | None = None
+    """As in a URI, where it is not UTF-8."""
 
 
 class _Listed(Struct):
     entries: list[_ListedEntry]
+    more: bool = False
 
 
 class _Walked(Struct):
@@ -141,8 +147,18 @@ class RemoteFiles:
         self._watches: dict[str, RemoteWatch] = {}
         self._watch_ids = count(1)
         self._missing: tuple[int, asyncio.Future[None]] | None = None
-        client.listen("fs/changed", self._changed, self._lost)
+        self._rearming: set[asyncio.Future[None]] = set()
+        client.listen("fs/changed", self._changed, self._lost, self._resumed)
         client.listen("fs/missingChanged", self._missing_changed, lambda _: None)
+
+    def under(self, sandbox: SandboxContext) -> RemoteFiles:
+        """The same files, seen and changed through a sandbox that the server enforces for each call."""
+        from .sandbox import ConfinedClient
+
+        confined = copy.copy(self)
+        confined._client = cast("Client", ConfinedClient(self._client, sandbox))
+        confined._looking = {}  # what one may see says nothing about another
+        return confined
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -150,14 +166,18 @@ class RemoteFiles:
         """All of a file. A large one comes in blocks: it delays nobody, but it has to fit into memory."""
         uri = self.uri(path)
         if self._client.has("fsReadRange"):
-            params = {"path": uri, "offset": 0, "length": BLOCK_BYTES}
-            content = await self._call("fs/readFile", params, _Content, path)
-            if content.eof is True:
-                return decoded(content.data_base64)
-        return b"".join([block async for block in self.stream(path)])
+            params = {"path": uri, "offset": 0, "length": SMALL_BYTES}
+            part = await self._part("fs/readFile", params, path)
+            if part.eof:
+                return bytes(part.data)
+        reader = BlockReader(self, uri, path, 0, None)
+        try:
+            return await reader.gather()
+        finally:
+            reader.close()
 
     async def read_range(self, path: str, offset: int, length: int) -> FilePart:
-        """Up to `length` bytes from `offset` on; fewer only at the end of the file, which `eof` says."""
+        """Up to `length` bytes from `offset` on; fewer only at the end. `eof`: nothing follows them."""
         if offset < 0 or length < 0:
             raise ValueError("offset and length of a range cannot be negative")
         uri = self.uri(path)
@@ -165,15 +185,15 @@ class RemoteFiles:
             return FilePart(b"", False)
         if length <= BLOCK_BYTES and self._client.has("fsReadRange"):
             params = {"path": uri, "offset": offset, "length": length}
-            content = await self._call("fs/readFile", params, _Content, path)
-            if content.eof is not UNSET:
-                return FilePart(decoded(content.data_base64), content.eof)
-        reader = BlockReader(self, uri, path, offset, offset + length)
+            part = await self._part("fs/readFile", params, path)
+            return FilePart(bytes(part.data), part.eof)
+        # One byte more than asked for, because a block that is full does not say whether more follows.
+        reader = BlockReader(self, uri, path, offset, offset + length + 1)
         try:
             data = b"".join([block async for block in reader.blocks()])
         finally:
             reader.close()
-        return FilePart(data, len(data) < length)
+        return FilePart(data[:length], len(data) <= length)
 
     async def stream(self, path: str, offset: int = 0) -> AsyncIterator[bytes]:
         """A file of any size in blocks of up to 1 MiB, a few of them fetched ahead.
@@ -193,43 +213,71 @@ class RemoteFiles:
     async def write(self, path: str, data: bytes) -> None:
         """Make a file have this content, creating it if need be; its directory must exist.
 
-        Up to WHOLE_WRITE_BYTES (about 12 MB) go in one message, and our servers replace the file whole or
-        not at all. More is streamed into the file in place.
+        Our servers replace the file whole or not at all. Up to WHOLE_WRITE_BYTES (about 12 MB) go in one
+        message, more is streamed as by `write_stream`.
         """
         if len(data) > WHOLE_WRITE_BYTES:
             view = memoryview(data)
             await self.write_stream(
-                path, (bytes(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES))
+                path, (view[at : at + BLOCK_BYTES] for at in range(0, len(view), BLOCK_BYTES))
             )
             return
         params = {"path": self.uri(path), "dataBase64": base64.encode(data)}
         await self._change("fs/writeFile", params, path)
 
-    async def write_stream(self, path: str, blocks: AsyncIterable[bytes] | Iterable[bytes]) -> int:
-        """Write what comes into the file, which is emptied first; returns the number of bytes.
+    async def write_stream(self, path: str, blocks: Blocks, *, atomic: bool = True) -> int:
+        """Make what comes the content of the file, in constant memory; returns the number of bytes.
 
-        Pieces may be of any size. If the source or the connection fails, what was written until then stays.
-        On a server that cannot stream, content up to WHOLE_WRITE_BYTES is written at the end in one piece,
-        and more is Unsupported (nothing is written then).
+        Pieces may be of any size. The file has its old content until all of the new one is there, and keeps
+        it if the source or the connection fails. With `atomic=False`, and on servers without
+        `fsAtomicStreams`, the file is emptied first and grows in place, and what was written until then
+        stays. On a server that cannot stream, content up to WHOLE_WRITE_BYTES is written at the end in one
+        piece, and more is Unsupported (nothing is written then).
         """
         if not self._client.has("fileWriteStreaming"):
             return await self._write_gathered(path, blocks)
-        handle = uuid4().hex
+        atomic = atomic and self._client.has("fsAtomicStreams")
+        handle = self._new_handle()
         writer = BlockWriter(self, handle, path)
         self._looking.clear()
-        await self._open(handle, self.uri(path), path, "replace")
+        await self._open(handle, self.uri(path), path, "replace", atomic)
         try:
             async for block in reblocked(blocks):
                 await writer.put(block)
             await writer.finish()
+            self._require_open(handle, path)
             await self._change("fs/close", {"handleId": handle}, path)
         except BaseException:
             writer.cancel()
-            self._client.tell("fs/close", {"handleId": handle})
+            self._client.tell("fs/close", {"handleId": handle, **({"discard": True} if atomic else {})})
             raise
         return writer.offset
 
-    async def _write_gathered(self, path: str, blocks: AsyncIterable[bytes] | Iterable[bytes]) -> int:
+    async def open_part(self, path: str, *, keep: bool) -> str:
+        """A handle of what a transfer writes to before it gets its name; see docs/protocol.md, `fsParts`."""
+        handle = self._new_handle()
+        self._looking.clear()
+        await self._open(handle, self.uri(path), path, "replace", part="keep" if keep else "empty")
+        return handle
+
+    async def write_part(self, handle: str, path: str, blocks: Blocks, offset: int) -> None:
+        """Write from an offset on; the handle stays open."""
+        writer = BlockWriter(self, handle, path)
+        writer.offset = offset
+        try:
+            async for block in reblocked(blocks):
+                await writer.put(block)
+            await writer.finish()
+            self._require_open(handle, path)
+        except BaseException:
+            writer.cancel()
+            raise
+
+    def close_part(self, handle: str) -> None:
+        """Without waiting for it. The server would do it, too, when the connection ends."""
+        self._client.tell("fs/close", {"handleId": handle})
+
+    async def _write_gathered(self, path: str, blocks: Blocks) -> int:
         data = bytearray()
         async for block in reblocked(blocks):
             data += block
@@ -286,9 +334,24 @@ class RemoteFiles:
         return True
 
     async def list(self, path: str) -> list[DirectoryEntry]:
-        """The names in a directory, sorted. At most 50,000, as the protocol has it; beyond is an error."""
-        found = await self._call("fs/readDirectory", {"path": self.uri(path)}, _Listed, path)
-        entries = [DirectoryEntry(item.file_name, item.is_directory, item.is_file) for item in found.entries]
+        """The names in a directory, sorted.
+
+        Other servers than ours leave out links that lead nowhere, write U+FFFD for what is not UTF-8, and
+        refuse directories of more than 50,000 entries.
+        """
+        params: dict[str, Any] = {"path": self.uri(path)}
+        if self._client.has("fsListPages"):
+            params["after"] = ""
+        entries: list[DirectoryEntry] = []
+        while True:
+            found = await self._call("fs/readDirectory", params, _Listed, path)
+            entries += [
+                DirectoryEntry(_listed_name(item), item.is_directory, item.is_file) for item in found.entries
+            ]
+            if not found.more or not found.entries:
+                break
+            last = found.entries[-1]
+            params["after"] = last.name or quote(last.file_name)
         entries.sort(key=lambda entry: entry.name)
         return entries
 
@@ -414,18 +477,23 @@ class RemoteFiles:
         }
         await self._change("fs/copy", params, source)
 
-    async def move(self, source: str, destination: str, overwrite: bool = False) -> None:
+    async def move(
+        self, source: str, destination: str, overwrite: bool = False, *, keep_attributes: bool = False
+    ) -> None:
         """Rename; what has the new name already is replaced only if told to.
 
+        With `keep_attributes`, a file that replaces another gets its mode, owner and extended attributes.
         A server that cannot rename, or not across its file systems, copies and then removes: others may
         see it half done, times are not kept, and a directory is merged into an existing one.
         """
         if self._client.has("fsMove"):
-            params = {
+            params: dict[str, Any] = {
                 "sourcePath": self.uri(source),
                 "destinationPath": self.uri(destination),
                 "overwrite": overwrite,
             }
+            if keep_attributes:
+                params["keepAttributes"] = True
             try:
                 await self._change("fs/move", params, source)
             except RemoteFileError as error:
@@ -448,8 +516,9 @@ class RemoteFiles:
         """`async with files.watch(path) as changes: async for change in changes: ...`
 
         The path need not exist. A directory reports itself and its entries, or with `recursive` all below
-        it. What happens within 200 ms is told as one change. The iteration ends with the context, and
-        raises ConnectionLost when the connection goes.
+        it. What happens within 200 ms is told as one change. The iteration ends with the context. After a
+        connection was lost and made again, a change says `overflowed`; if there is no way back, the
+        iteration raises ConnectionLost.
         """
         return RemoteWatch(self, path, recursive)
 
@@ -483,6 +552,17 @@ class RemoteFiles:
     def _missing_changed(self, params: Raw) -> None:
         changed = msgspec.json.decode(params, type=_MissingChangedParams)
         if self._missing is not None and self._missing[0] == changed.watch_id:
+            if not self._missing[1].done():
+                self._missing[1].set_result(None)
+            self._missing = None
+
+    def _resumed(self) -> None:
+        """A new connection: watches are set up again, and whoever waits is told to look at everything."""
+        for watch in list(self._watches.values()):
+            task = asyncio.ensure_future(watch.rearm())
+            self._rearming.add(task)
+            task.add_done_callback(self._rearming.discard)
+        if self._missing is not None:
             if not self._missing[1].done():
                 self._missing[1].set_result(None)
             self._missing = None
@@ -525,7 +605,7 @@ class RemoteFiles:
             raise ValueError(f"{path!r} is not a path")
         if path.startswith("/"):
             return path_to_uri(path)
-        base = self._client.info.get("cwd")
+        base = self._client.info.cwd
         if not isinstance(base, str):
             raise ValueError(f"{path!r} is relative, and this server does not say to what")
         return path_to_uri(f"{native_path(base).rstrip('/')}/{path}")
@@ -551,16 +631,64 @@ class RemoteFiles:
         self._looking.clear()
         await self._call(method, params, dict[str, Any], path)
 
-    async def _open(self, handle: str, uri: str, path: str, mode: OpenMode) -> None:
-        params = {"handleId": handle, "path": uri}
+    async def _open(
+        self,
+        handle: str,
+        uri: str,
+        path: str,
+        mode: OpenMode,
+        atomic: bool = False,
+        part: Literal["keep", "empty"] | None = None,
+    ) -> None:
+        params: dict[str, Any] = {"handleId": handle, "path": uri}
+        if part is not None:
+            params["part"] = part
         if mode != "read":
             params["mode"] = mode
+        if atomic:
+            params["atomic"] = True
         await self._call("fs/open", params, OpenResult, path)
 
-    async def _block(self, method: str, params: Any, kind: type[T], path: str) -> T:
-        """A call that carries a block: there are never more than a few of them."""
+    def _new_handle(self) -> str:
+        """A name for an open file; its end says which connection the file belongs to."""
+        return f"{uuid4().hex[:24]}{self._client.losses % 2**32:08x}"
+
+    def _require_open(self, handle: str, path: str) -> None:
+        """A server forgets open files with their connection, and closing an unknown one is no error to it."""
+        if int(handle[-8:], 16) != self._client.losses % 2**32:
+            raise ConnectionLost(f"{path} was open on a connection that is gone; open it again")
+
+    async def _part(
+        self, method: str, params: dict[str, Any], path: str, take: Take | None = None
+    ) -> binary.FilePart:
+        """A part of a file, or what `take` leaves of it, and whether the file ends with it."""
+        try:
+            answer = await self._client.call_for_part(method, params, take)
+        except ServerRejected as error:
+            raise file_error(error, path) from None
+        if isinstance(answer, binary.FilePart):
+            return answer
+        part = part_of(method, answer)
+        return part if take is None else take(part)
+
+    async def _read_block(self, params: dict[str, Any], path: str, take: Take) -> binary.FilePart:
+        """`fs/readBlock`; there are never more than a few blocks on their way."""
         async with self._blocks:
-            return await self._call(method, params, kind, path)
+            self._require_open(params["handleId"], path)
+            return await self._part("fs/readBlock", params, path, take)
+
+    async def _write_block(self, handle: str, offset: int, block: bytes | memoryview, path: str) -> None:
+        """`fs/writeBlock`; likewise."""
+        async with self._blocks:
+            self._require_open(handle, path)
+            if not self._client.binary_files:
+                params = {"handleId": handle, "offset": offset, "chunk": base64.encode(block)}
+                await self._call("fs/writeBlock", params, dict[str, Any], path)
+                return
+            try:
+                await self._client.put_block(handle, offset, block)
+            except ServerRejected as error:
+                raise file_error(error, path) from None
 
 
 class RemoteWatch:
@@ -579,9 +707,7 @@ class RemoteWatch:
     async def __aenter__(self) -> RemoteWatch:
         files = self._files
         files._require("fsWatch", "watch files")
-        params: dict[str, Any] = {"watchId": self._id, "path": files.uri(self._path)}
-        if self._recursive:
-            params["recursive"] = True
+        params = self._params()
         files._watches[self._id] = self
         try:
             await files._call("fs/watch", params, dict[str, Any], self._path)
@@ -613,6 +739,23 @@ class RemoteWatch:
             await self._news.wait()
         return self._changes.popleft()
 
+    async def rearm(self) -> None:
+        """Watch again over a new connection. What happened in between is unknown, so look everywhere."""
+        try:
+            await self._files._call("fs/watch", self._params(), dict[str, Any], self._path)
+        except ConnectionLost:
+            return  # the next connection tries again, or there is none and everybody is told
+        except ExecServerError as error:
+            self.end(f"the watch could not be set up again after a lost connection: {error}")
+        else:
+            self.put(Change([self._files.native(self._path)], True))
+
+    def _params(self) -> dict[str, Any]:
+        params: dict[str, Any] = {"watchId": self._id, "path": self._files.uri(self._path)}
+        if self._recursive:
+            params["recursive"] = True
+        return params
+
     def put(self, change: Change) -> None:
         """Something changed. A reader that does not read is told, later, to look at everything."""
         if len(self._changes) >= MAX_WAITING_CHANGES:
@@ -626,6 +769,10 @@ class RemoteWatch:
         self._ended = True
         self._failure = self._failure or failure
         self._news.set()
+
+
+def _listed_name(entry: _ListedEntry) -> str:
+    return entry.file_name if entry.name is None else os.fsdecode(unquote_to_bytes(entry.name))
 
 
 def _native(uri: str) -> str:

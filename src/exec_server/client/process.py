@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -29,13 +30,14 @@ from .errors import (
     CommunicateTimeout,
     ConnectionLost,
     ExecServerError,
-    OutputLost,
     ProcessFailed,
+    Recovering,
     ServerRejected,
     StdinClosed,
     StdinCloseUnsupported,
     Unsupported,
 )
+from .reader import Reader
 from .sequencer import ReorderOverflow, Sequencer
 from .subscription import Subscription
 
@@ -49,6 +51,11 @@ BUFFER_BYTES: Final = 4 * 1024 * 1024
 
 UNPAUSABLE_BUFFER_BYTES: Final = 64 * 1024 * 1024
 """The same where the server cannot make a single process wait; beyond it output is dropped and told."""
+
+ACKNOWLEDGE_BYTES: Final = 4 * 1024 * 1024
+ACKNOWLEDGE_EVENTS: Final = 16 * 1024
+"""How much arrives before the server is told so: seldom enough to cost nothing, and with what fits into the
+buffers of a connection on top still less than a server keeps."""
 
 HISTORY_EVENTS: Final = 256
 HISTORY_BYTES: Final = 1024 * 1024
@@ -79,6 +86,9 @@ class RemoteProcess:
         self._history: deque[Event] = deque()
         self._history_bytes = 0
         self._subscriptions: list[Subscription] = []
+        self._acknowledges = client.has("processOutputAcks")
+        self._unacknowledged_bytes = 0
+        self._unacknowledged_events = 0
         pausable = client.has("processFlowControl")
         self._primary: Subscription | None = Subscription(
             BUFFER_BYTES if pausable else UNPAUSABLE_BUFFER_BYTES,
@@ -86,11 +96,20 @@ class RemoteProcess:
             self._press if pausable else None,
         )
         self._subscriptions.append(self._primary)
-        self._reader: AsyncIterator[Event] | None = None
+        self._reader: Reader | None = None
+        self._readers = 0
+        self._waiters = 0
+        self._gathered = False
         self._next_write = 1
         self._exit: Exited | None = None
         self._failure: str | None = None
-        self._ended = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._exited: asyncio.Future[None] = loop.create_future()
+        self._ended: asyncio.Future[None] = loop.create_future()
+        self.running = False
+        """The server has said that it was started. Until then there is nothing to recover."""
+        self.held = False
+        """The server was asked to make it wait for its reader."""
 
     @property
     def id(self) -> str:
@@ -110,6 +129,11 @@ class RemoteProcess:
         state = "lost" if self._failure else "ended" if self.ended else "running"
         return f"<RemoteProcess {self._id!r} {state}>"
 
+    @property
+    def last_seq(self) -> int:
+        """The number of the last event that was published."""
+        return self._sequencer.last
+
     # Events, from the client ---------------------------------------------------------------------
 
     def deliver(self, seq: int, event: Event) -> None:
@@ -124,6 +148,25 @@ class RemoteProcess:
         for published in ready:
             self._publish(published)
 
+    def expect_recovery(self) -> None:
+        """The connection is lost: what the next one brings may come before what was missed."""
+        self._sequencer.expect_recovery()
+
+    def recover(self, result: ReadResult, max_bytes: int | None = None) -> bool:
+        """What the server retains, read after `last_seq`; whether to ask for more than these `max_bytes`.
+
+        Raises Unrecoverable if what is retained is not enough.
+        """
+        found = _read_output(result)
+        size = sum(len(chunk.data) for chunk in found.chunks)
+        # Chunks are not split: an answer that has room for another is all there is.
+        partial = max_bytes is not None and size > max_bytes - MAX_OUTPUT_CHUNK_BYTES
+        for event in self._sequencer.recover(found, partial=partial):
+            self._publish(event)
+        if partial and (self._sequencer.joined or self.ended):
+            self._sequencer.recovering = partial = False
+        return partial
+
     def fail(self, message: str) -> None:
         """The process is lost; tell everybody, once."""
         if self._failure is None and not self.ended:
@@ -135,6 +178,8 @@ class RemoteProcess:
         self._history.append(event)
         if isinstance(event, Output):
             self._history_bytes += len(event.data)
+            if self._acknowledges:
+                self._acknowledge(len(event.data))
         elif isinstance(event, Exited):
             self._exit = event
         while self._history and (len(self._history) > HISTORY_EVENTS or self._history_bytes > HISTORY_BYTES):
@@ -147,9 +192,24 @@ class RemoteProcess:
             self._client.forget(self)
             if not self._ended.done():
                 self._ended.set_result(None)
+        if isinstance(event, Exited | Closed | Failed) and not self._exited.done():
+            self._exited.set_result(None)
+
+    def _acknowledge(self, size: int) -> None:
+        """Say from time to time what has arrived: until then the server keeps it for us."""
+        self._unacknowledged_bytes += size
+        self._unacknowledged_events += 1
+        if (
+            self._unacknowledged_bytes >= ACKNOWLEDGE_BYTES
+            or self._unacknowledged_events >= ACKNOWLEDGE_EVENTS
+        ):
+            self._unacknowledged_bytes = self._unacknowledged_events = 0
+            params = {"processId": self._id, "seq": self._sequencer.last}
+            self._client.tell("process/acknowledgeOutput", params)
 
     def _press(self, pressed: bool) -> None:
         """Make the process wait for its reader, or go on."""
+        self.held = pressed
         if not self.ended:
             method = "process/pauseOutput" if pressed else "process/resumeOutput"
             self._client.tell(method, {"processId": self._id})
@@ -162,39 +222,17 @@ class RemoteProcess:
         The first reader gets everything however slow it is: the process waits for it. Further readers
         never make it wait; one that falls too far behind catches up from what the server retains.
         """
-        subscription = self._subscribe()
-        last = 0
+        reader = self._new_reader()
         try:
-            while True:
-                if subscription.lagged:
-                    subscription.lagged = False
-                    async for event in self._catch_up(last):
-                        last = _seq(event, last)
-                        yield event
-                        if isinstance(event, Closed | Failed):
-                            return
-                event_or_none = subscription.take()
-                if event_or_none is None:
-                    if self.ended and not subscription.lagged:
-                        return
-                    await subscription.wait()
-                    continue
-                event = event_or_none
-                if not isinstance(event, Failed):
-                    if event.seq <= last:
-                        continue
-                    if event.seq > last + 1:
-                        async for missed in self._catch_up(last, before=event.seq):
-                            last = _seq(missed, last)
-                            yield missed
-                    last = event.seq
+            while (event := await reader.next()) is not None:
                 yield event
-                if isinstance(event, Closed | Failed):
-                    return
         finally:
-            if subscription in self._subscriptions:
-                self._subscriptions.remove(subscription)
-                subscription.make_lossy()
+            if reader.subscription in self._subscriptions:
+                self._subscriptions.remove(reader.subscription)
+                reader.subscription.make_lossy()
+
+    def _new_reader(self) -> Reader:
+        return Reader(self._id, self._subscribe(), self._missed, lambda: self.ended)
 
     def _subscribe(self) -> Subscription:
         if self._primary is not None:
@@ -206,34 +244,67 @@ class RemoteProcess:
         self._subscriptions.append(subscription)
         return subscription
 
-    async def _catch_up(self, last: int, before: int | None = None) -> AsyncIterator[Event]:
-        """Events after `last` that this reader did not get, from the server."""
+    async def _missed(self, last: int, before: int | None) -> tuple[list[Event], bool]:
+        """Events after `last` that a reader did not get, from the server; and whether they are all."""
         result = await self.read(after_seq=last)
+        events: list[Event] = []
         for chunk in result.chunks:
             if before is not None and chunk.seq >= before:
                 break
             if chunk.seq > last + 1:
-                if self._exit is not None and self._exit.seq == last + 1 == chunk.seq - 1:
-                    yield self._exit
-                else:
-                    raise OutputLost(self._id, last)
-            yield chunk
+                if self._exit is None or not self._exit.seq == last + 1 == chunk.seq - 1:
+                    return events, False
+                events.append(self._exit)
+            events.append(chunk)
             last = chunk.seq
         if self._exit is not None and self._exit.seq == last + 1 and (before is None or last + 1 < before):
-            yield self._exit
+            events.append(self._exit)
             last += 1
         if before is not None and before > last + 1:
-            raise OutputLost(self._id, last)
+            return events, False
         if before is None and result.closed and last + 2 == result.next_seq:
-            yield Closed(last + 1)
+            events.append(Closed(last + 1))
+        return events, True
 
-    async def output(self) -> AsyncIterator[Output]:
-        """Only the output, until there is no more. Raises ProcessFailed if the process was lost."""
-        async for event in self.events():
-            if isinstance(event, Output):
-                yield event
-            elif isinstance(event, Failed):
-                raise ProcessFailed(event.message)
+    async def output(self, *, from_start: bool = False) -> AsyncIterator[Output]:
+        """Only the output, until there is no more. Raises ProcessFailed if the process was lost.
+
+        It goes on where the last `output`, `communicate` or `collect` stopped: a loop may be left at a
+        prompt, and the next one reads the answer. As long as nobody reads, the process is made to wait;
+        `wait` and `wait_exit` let it go on without a reader. With `from_start` everything comes again that
+        is still kept, for readers of their own.
+        """
+        if from_start:
+            async for event in self.events():
+                if isinstance(event, Output):
+                    yield event
+        else:
+            with self._reading() as reader:
+                while (event_or_none := await reader.next()) is not None:
+                    if isinstance(event_or_none, Output):
+                        yield event_or_none
+        if self._failure is not None:
+            raise ProcessFailed(self._failure)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Reader]:
+        """The reader that `output`, `communicate` and `collect` share: what one took no other sees."""
+        if self._reader is None:
+            self._reader = self._new_reader()
+        self._readers += 1
+        try:
+            yield self._reader
+        finally:
+            self._readers -= 1
+            if self._waiters:
+                self._let_go_on()
+
+    def _let_go_on(self) -> None:
+        """Whoever waits without reading does not want the output: do not make the process wait for it."""
+        if self._primary is not None:
+            self._primary.make_lossy()
+        if self._reader is not None and not self._readers:
+            self._reader.subscription.make_lossy()
 
     async def read(
         self, after_seq: int | None = None, max_bytes: int | None = None, wait: float = 0.0
@@ -247,17 +318,12 @@ class RemoteProcess:
             "maxBytes": max_bytes,
             "waitMs": int(wait * 1000),
         }
-        result = await self._client.call("process/read", params, ReadResult)
-        chunks = [Output(chunk.seq, chunk.stream, base64.decode(chunk.chunk)) for chunk in result.chunks]
-        return ReadOutput(
-            chunks,
-            result.next_seq,
-            result.exited,
-            result.exit_code,
-            result.closed,
-            result.failure,
-            result.sandbox_denied,
-        )
+        try:
+            return _read_output(await self._client.call_until_answered("process/read", params, ReadResult))
+        except ConnectionLost:
+            if self._failure is None:
+                raise
+            return await self.read()  # it failed meanwhile, and that is the answer
 
     # Writing -------------------------------------------------------------------------------------
 
@@ -273,7 +339,7 @@ class RemoteProcess:
         write_id = str(self._next_write)
         self._next_write += 1
         params = {"processId": self._id, "chunk": base64.encode(data), "writeId": write_id}
-        result = await self._client.call("process/write", params, WriteResult)
+        result = await self._client.call_until_answered("process/write", params, WriteResult)
         if result.status == "stdinClosed":
             raise StdinClosed(
                 f"process {self._id!r} has no open stdin (start it with stdin=True or tty=True)"
@@ -288,14 +354,15 @@ class RemoteProcess:
             return
         if not self._client.has("processCloseStdin"):
             raise StdinCloseUnsupported("this server cannot close the stdin of a process on pipes")
-        await self._client.call("process/closeStdin", {"processId": self._id}, WriteResult)
+        params = {"processId": self._id}
+        await self._client.call_until_answered("process/closeStdin", params, WriteResult)
 
     async def resize(self, rows: int, cols: int) -> None:
         """Change the size of the terminal."""
         if not self._client.has("processResize"):
             raise Unsupported("this server cannot resize terminals")
         params = {"processId": self._id, "rows": rows, "cols": cols}
-        await self._client.call("process/resize", params, dict[str, Any])
+        await self._client.call_until_answered("process/resize", params, dict[str, Any])
 
     async def signal(self, name: str) -> None:
         """Signal the process group: `interrupt`, or a name such as `SIGUSR1`."""
@@ -326,18 +393,31 @@ class RemoteProcess:
     # Waiting -------------------------------------------------------------------------------------
 
     async def wait(self, timeout: float | None = None) -> ExitStatus:
-        """The end, when all output is there as well.
+        """The end, when all output is there as well, also that of children which still have the pipe.
 
         Whoever waits without reading does not want the output, so the process is not made to wait for
         a reader any more.
         """
-        if self._primary is not None:
-            self._primary.make_lossy()
-        async with asyncio.timeout(timeout):
-            await asyncio.shield(self._ended)
+        await self._until(self._ended, "end", timeout)
+        return await self._status()
+
+    async def wait_exit(self, timeout: float | None = None) -> ExitStatus:
+        """The exit of the process itself, although children of it may still run and write."""
+        await self._until(self._exited, "exit", timeout)
+        return await self._status()
+
+    async def _until(self, happened: asyncio.Future[None], what: str, timeout: float | None) -> None:
+        self._waiters += 1
+        self._let_go_on()
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(happened)
+        except TimeoutError:
+            raise TimeoutError(f"process {self._id!r} did not {what} within {timeout:g}s") from None
+        finally:
+            self._waiters -= 1
         if self._failure is not None:
             raise ProcessFailed(self._failure)
-        return await self._status()
 
     async def _status(self) -> ExitStatus:
         if self._exit is None:
@@ -354,18 +434,31 @@ class RemoteProcess:
     async def communicate(
         self, data: bytes | None = None, timeout: float | None = None, *, limit: int | None = None
     ) -> Completed:
-        """Write, close stdin, gather everything until the end. `limit` bounds what is kept, newest first."""
+        """Write, close stdin, and gather until the end what has not been read yet.
+
+        With `limit` only so many bytes are kept, the newest of all streams together; `dropped_bytes` says
+        how many are missing. When the time is over the process is terminated, and CommunicateTimeout has
+        what it wrote. There is one such conversation with a process: a second call raises RuntimeError.
+        """
         if data is not None and not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"a process is written bytes, not {type(data).__name__}")
         if data and not (self._stdin or self._tty):
             raise StdinClosed(f"process {self._id!r} was started without stdin")
         if self._stdin and not self._tty and not self._client.has("processCloseStdin"):
             raise StdinCloseUnsupported("this server cannot close stdin, so the input would never end")
+        if limit is not None and limit < 0:
+            raise ValueError(f"a limit is a number of bytes, not {limit}")
+        if self._gathered:
+            raise RuntimeError(
+                f"the output of process {self._id!r} has been gathered by `communicate` already"
+            )
         gathered = _Gathered(limit)
         try:
             async with asyncio.timeout(timeout):
                 await self._exchange(data or b"", gathered)
+            self._gathered = True
         except TimeoutError:
+            self._gathered = True
             await self._kill_quietly(gathered)
             raise CommunicateTimeout(timeout or 0.0, gathered.completed(self.exit_code)) from None
         if self._failure is not None:
@@ -375,12 +468,16 @@ class RemoteProcess:
     async def _exchange(self, data: bytes, gathered: _Gathered) -> None:
         writer = asyncio.ensure_future(self._feed(data))
         try:
-            async for event in self._shared_reader():
-                gathered.add(event)
+            await self._gather(gathered)
             await writer
         finally:
             if not writer.done():
                 writer.cancel()
+
+    async def _gather(self, gathered: _Gathered) -> None:
+        with self._reading() as reader:
+            while (event := await reader.next()) is not None:
+                gathered.add(event)
 
     async def _feed(self, data: bytes) -> None:
         try:
@@ -400,42 +497,30 @@ class RemoteProcess:
         try:
             async with asyncio.timeout(CLEANUP_SECONDS):
                 await self.terminate()
-                async for event in self._shared_reader():
-                    gathered.add(event)
+                await self._gather(gathered)
         except (TimeoutError, ExecServerError):
             pass
 
     async def collect(self, window: float) -> Collected:
         """What was written since the last call, waiting for at most `window` seconds or the end."""
         parts: list[bytes] = []
-        reader = self._shared_reader()
         try:
-            async with asyncio.timeout(window):
-                while not (self.ended and self._failure is None and self._drained):
-                    event = await anext(reader, None)
-                    if event is None:
-                        self._drained = True
-                        break
-                    if isinstance(event, Output):
-                        parts.append(event.data)
-                    elif isinstance(event, Failed):
-                        raise ProcessFailed(event.message)
+            with self._reading() as reader:
+                async with asyncio.timeout(window):
+                    while (event := await reader.next()) is not None:
+                        if isinstance(event, Output):
+                            parts.append(event.data)
         except TimeoutError:
             pass
+        if self._failure is not None and not parts:
+            raise ProcessFailed(self._failure)
         return Collected(b"".join(parts), self._exit is not None, self.exit_code)
-
-    _drained = False
-
-    def _shared_reader(self) -> AsyncIterator[Event]:
-        """The reader `communicate` and `collect` share: what one took the other does not see."""
-        if self._reader is None:
-            self._reader = _Unbreakable(self.events())
-        return self._reader
 
     async def snapshot(self) -> Snapshot:
         """Oldest and newest output, joined per stream."""
         if self._client.has("processSnapshot"):
-            found = await self._client.call("process/snapshot", {"processId": self._id}, SnapshotResult)
+            params = {"processId": self._id}
+            found = await self._client.call_until_answered("process/snapshot", params, SnapshotResult)
             return Snapshot(
                 base64.decode(found.stdout),
                 base64.decode(found.stderr),
@@ -477,26 +562,22 @@ class RemoteProcess:
         for subscription in self._subscriptions:
             subscription.make_lossy()
         try:
-            await self.terminate()
+            await self._terminate_surely()
             async with asyncio.timeout(CLEANUP_SECONDS):
                 await asyncio.shield(self._ended)
         except (ConnectionLost, ServerRejected, TimeoutError):
             pass
 
-
-class _Unbreakable(AsyncIterator[Event]):
-    """An iterator whose pending step survives the cancellation of whoever waits for it."""
-
-    def __init__(self, events: AsyncIterator[Event]) -> None:
-        self._events = events
-        self._step: asyncio.Future[Event] | None = None
-
-    async def __anext__(self) -> Event:
-        if self._step is None:
-            self._step = asyncio.ensure_future(anext(self._events))
-        event = await asyncio.shield(self._step)
-        self._step = None
-        return event
+    async def _terminate_surely(self) -> None:
+        """Nobody is left who could try again, so this does, as long as there is a way to the server."""
+        while not self.ended:
+            try:
+                await self.terminate()
+            except ConnectionLost as error:
+                if self._client.failure is not None or isinstance(error, Recovering):
+                    raise
+            else:
+                return
 
 
 class _Gathered:
@@ -513,10 +594,13 @@ class _Gathered:
             return
         self._chunks.append(event)
         self._size += len(event.data)
-        while self._limit is not None and self._size > self._limit and self._chunks:
-            size = len(self._chunks.popleft().data)
-            self._size -= size
-            self._dropped += size
+        while self._limit is not None and (excess := self._size - self._limit) > 0:
+            oldest = self._chunks.popleft()
+            dropped = min(len(oldest.data), excess)
+            if dropped < len(oldest.data):
+                self._chunks.appendleft(Output(oldest.seq, oldest.stream, oldest.data[dropped:]))
+            self._size -= dropped
+            self._dropped += dropped
 
     def completed(self, exit_code: int | None) -> Completed:
         def joined(stream: str) -> bytes:
@@ -525,8 +609,17 @@ class _Gathered:
         return Completed(joined("stdout"), joined("stderr"), joined("pty"), exit_code, self._dropped)
 
 
-def _seq(event: Event, last: int) -> int:
-    return last if isinstance(event, Failed) else event.seq
+def _read_output(result: ReadResult) -> ReadOutput:
+    chunks = [Output(chunk.seq, chunk.stream, base64.decode(chunk.chunk)) for chunk in result.chunks]
+    return ReadOutput(
+        chunks,
+        result.next_seq,
+        result.exited,
+        result.exit_code,
+        result.closed,
+        result.failure,
+        result.sandbox_denied,
+    )
 
 
 def decode_event(method: str, params: msgspec.Raw) -> tuple[str, Event] | None:

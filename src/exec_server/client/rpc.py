@@ -10,17 +10,19 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from ..transport.channel import Channel
+from ..wire import binary
 from ..wire.envelope import encode_error, encode_notification, encode_request
 from ..wire.errors import METHOD_NOT_FOUND, RpcError
 from .errors import ConnectionLost, ProtocolError, ServerRejected, TooManyCalls
 
-__all__ = ["MAX_CALLS", "Rpc"]
+__all__ = ["CLEANUP_METHODS", "MAX_CALLS", "Rpc", "Take"]
 
 MAX_CALLS: Final = 1024
 """Calls in flight on one connection, as many as the reference's clients make."""
 
 CLEANUP_METHODS: Final = frozenset({"process/terminate", "fs/close"})
-"""What may go out even when everything is in use."""
+"""What may go out even when everything is in use: one more call. If there is no room even for that, and
+nobody who could hear of it, the connection is ended, and with it what was to be cleaned up."""
 
 
 class _Error(Struct):
@@ -42,7 +44,9 @@ class _Incoming(Struct):
 _decode = msgspec.json.Decoder(_Incoming).decode
 
 NotificationHandler = Callable[[str, Raw], None]
-BinaryHandler = Callable[[bytes], None]
+BinaryHandler = Callable[[bytes | memoryview], None]
+Take = Callable[[binary.FilePart], binary.FilePart]
+"""Puts a part where it belongs while its message is there, and says what to remember of it."""
 ClosedHandler = Callable[[str], None]
 
 
@@ -58,7 +62,10 @@ class Rpc:
         self._on_closed = on_closed
         self._channel: Channel | None = None
         self._next_id = 1
-        self._calls: dict[int | str, tuple[str, asyncio.Future[Raw]]] = {}
+        self._calls: dict[int | str, tuple[str, asyncio.Future[Any]]] = {}
+        self.binary_files = False
+        """Whether the server has agreed to blocks as binary messages."""
+        self._takes: dict[int | str, Take] = {}
         self._closed_reason: str | None = None
 
     @property
@@ -84,20 +91,42 @@ class Rpc:
 
     def send(self, method: str, params: Any) -> asyncio.Future[Raw]:
         """Send a request now; the future is its answer."""
+        channel, request_id, future = self._begin(method)
+        channel.send(encode_request(request_id, method, params))
+        return future
+
+    def send_reading(
+        self, method: str, params: Any, take: Take | None = None
+    ) -> asyncio.Future[Raw | binary.FilePart]:
+        """The same for a method that reads a part of a file, which may come as a binary message: it is given
+        to `take` when it comes, and the answer is what that returns."""
+        channel, request_id, future = self._begin(method)
+        self._takes[request_id] = _copied if take is None else take
+        channel.send(encode_request(request_id, method, params))
+        return future
+
+    def send_block(self, handle_id: str, offset: int, data: bytes | memoryview) -> asyncio.Future[Raw]:
+        """Send `fs/writeBlock` as a binary message."""
+        channel, request_id, future = self._begin("fs/writeBlock")
+        head = binary.write_block_header(b"%d" % request_id, handle_id.encode(), offset)
+        channel.send_parts(head, data, b"", binary=True)
+        return future
+
+    def _begin(self, method: str) -> tuple[Channel, int, asyncio.Future[Any]]:
         if self._closed_reason is not None or self._channel is None:
             raise ConnectionLost(_lost(self._closed_reason))
         if len(self._calls) >= MAX_CALLS + (1 if method in CLEANUP_METHODS else 0):
             raise TooManyCalls(f"exec-server has reached its limit of {MAX_CALLS} pending requests")
         request_id = self._next_id
         self._next_id += 1
-        future: asyncio.Future[Raw] = self._loop.create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         self._calls[request_id] = (method, future)
         future.add_done_callback(lambda done: self._given_up(request_id, done))
-        self._channel.send(encode_request(request_id, method, params))
-        return future
+        return self._channel, request_id, future
 
     def _given_up(self, request_id: int, future: asyncio.Future[Raw]) -> None:
         """Nobody waits for the answer any more, so it does not count as a call."""
+        self._takes.pop(request_id, None)
         if future.cancelled():
             self._calls.pop(request_id, None)
 
@@ -117,24 +146,37 @@ class Rpc:
         try:
             incoming = _decode(message)
         except (msgspec.MsgspecError, RecursionError) as error:
-            self._protocol_error(f"the server sent something that is not a message: {error}")
+            self.hang_up(f"the server sent something that is not a message: {error}")
             return
         if incoming.method is not UNSET:
             if incoming.id is UNSET:
                 try:
                     self._on_notification(incoming.method, incoming.params)
                 except ProtocolError as error:
-                    self._protocol_error(str(error))
+                    self.hang_up(str(error))
             else:
                 self._refuse(incoming.id, incoming.method)
         elif incoming.id is not UNSET:
             self._answer(incoming)
 
     def binary_received(self, message: bytes) -> None:
+        self.view_received(message)
+
+    def view_received(self, message: bytes | memoryview) -> None:
         try:
-            self._on_binary(message)
+            if message and message[0] == binary.FILE_PART:
+                request_id, part = binary.decode_file_part(message)
+                method, future = self._calls.pop(request_id, ("", None))
+                if future is None or future.done():
+                    return
+                take = self._takes.get(request_id)
+                if take is None:
+                    raise ValueError(f"the answer to `{method}` came as a part of a file")
+                future.set_result(take(part))
+            else:
+                self._on_binary(message)
         except ValueError as error:
-            self._protocol_error(str(error))
+            self.hang_up(str(error))
 
     def writing_paused(self) -> None:
         """Requests are few and small next to output; they are bounded by MAX_CALLS."""
@@ -172,10 +214,15 @@ class Rpc:
             error = RpcError(METHOD_NOT_FOUND, f"exec-server client does not implement `{method}` yet")
             self._channel.send(encode_error(request_id, error))
 
-    def _protocol_error(self, reason: str) -> None:
+    def hang_up(self, reason: str) -> None:
+        """End it as if it had broken: it cannot be used any more, but the session may get another."""
+        self.channel_closed(reason)  # first, so that this is the reason
         if self._channel is not None:
             self._channel.abort()
-        self.channel_closed(reason)
+
+
+def _copied(part: binary.FilePart) -> binary.FilePart:
+    return part._replace(data=bytes(part.data))
 
 
 def _lost(reason: str | None) -> str:

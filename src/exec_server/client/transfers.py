@@ -1,18 +1,19 @@
 """Files and trees from here to there and back: in order, in constant memory, compared on arrival.
 
-A file is first `NAME.part` and gets its name when it is whole (uploads of up to PART_BYTES excepted, which
-are one message). A `.part` that an earlier transfer left is taken up if the bytes in it are still the
-right ones. The digest of the far side is computed there, by a command; where none can be run, what
-arrived is read back. Nothing is fsynced here, and permissions and times are not brought along: what
-arrives has those of a new file.
+A file is first a part beside its place (`part_name` in landing.py) and gets its name when it is whole;
+uploads of up to PART_BYTES excepted, which are one message. A part that an earlier transfer of the same
+file left is taken up if the bytes in it are still the right ones. The digest of the far side is computed
+there, by a command; where none can be run, what arrived is read back. Nothing is fsynced here, and
+permissions and times are not brought along: what arrives has those of the file it replaces, or of a new one.
 
-Links to files are followed. Links to directories, and what is neither file nor directory, are left out
-and reported.
+Links to files are followed, on both sides. What is neither file nor directory is written in place if it is
+a target. Links to directories, and what is neither file nor directory, are left out of trees and reported.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import stat
@@ -24,11 +25,12 @@ import msgspec
 from ..services import Progress, Transferred
 from .errors import ExecServerError, RemoteFileError, RemoteFileNotFound, TransferFailed, Unsupported
 from .files import BLOCK_BYTES, WHOLE_WRITE_BYTES, RemoteFiles
+from .landing import Landing, part_name
 
 if TYPE_CHECKING:
     from .client import Client
 
-__all__ = ["Download", "Upload"]
+__all__ = ["LEFT_OUT", "Download", "Upload"]
 
 T = TypeVar("T")
 
@@ -45,12 +47,26 @@ FILES_AT_ONCE: Final = 4
 LOOKS_AT_ONCE: Final = 32
 """Questions about entries of a tree on their way at the same time."""
 
-PART: Final = ".part"
+READER_SECONDS: Final = 0.1
+"""How often to look whether somebody reads the FIFO that is to be written to."""
+
+LINK_TO_DIRECTORY: Final = "a link to a directory"
+NO_FILE: Final = "neither a file nor a directory"
+LEADS_NOWHERE: Final = "a link that leads nowhere"
+LEFT_OUT: Final = frozenset({LINK_TO_DIRECTORY, NO_FILE})
+"""Reasons to skip something that are no failure: such things are never brought over."""
+
+_NO_PART: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+"""Why there can be no part beside a file which can perhaps still be written."""
+
+_Way = Literal["whole", "part", "stream", "pipe"]
+"""How an upload goes: in one message, by a part, straight into the file, through a command into a device."""
 
 _DIGEST_COMMANDS: Final = (["sha256sum", "--"], ["shasum", "-a", "256", "--"])
 _PREFIX_DIGEST: Final = 'head -c "$1" -- "$2" | {}'
 _APPEND: Final = 'exec head -c "$1" >> "$2"'
-"""Takes exactly as much as is missing, so that it ends on servers that cannot close a stdin, too."""
+_PUT: Final = 'exec head -c "$1" > "$2"'
+"""Take exactly as much as is to come, so that they end on servers that cannot close a stdin, too."""
 
 
 class _Item(NamedTuple):
@@ -67,6 +83,16 @@ class _Digest(Protocol):
     def update(self, data: bytes, /) -> None: ...
 
     def hexdigest(self) -> str: ...
+
+
+class _NoDigest:
+    """In its place where nothing will be compared."""
+
+    def update(self, data: bytes, /) -> None:
+        """Hashing costs more than everything else that is done here."""
+
+    def hexdigest(self) -> str:
+        return ""
 
 
 class _Transfer:
@@ -102,30 +128,54 @@ class _Transfer:
         async def first(item: _Item) -> None:
             arrived[item] = await self._send(item, resume=True)
 
-        await _each(batch, first, FILES_AT_ONCE)
-        if self._verify:
-            digests = await self._digests([self._far(item) for item in batch])
-            for item, digest in zip(batch, digests, strict=True):
-                if digest != arrived[item]:
-                    await self._again(item)
-        for item in batch:
-            await self._finish(item)
-            self._count += 1
+        try:
+            await _each(batch, first, FILES_AT_ONCE)
+            if self._verify:
+                await self._compare(batch, arrived)
+            for item in batch:
+                await self._finish(item)
+                self._count += 1
+        finally:
+            self._release()
 
-    async def _again(self, item: _Item) -> None:
+    async def _compare(self, batch: list[_Item], arrived: dict[_Item, str]) -> None:
+        there = {item: path for item in batch if (path := self._far(item)) is not None}
+        if len(there) < len(batch):
+            self._verified = "no"  # a device, for one
+        digests = await self._digests(list(there.values())) if there else []
+        for item, digest in zip(there, digests, strict=True):
+            if digest != arrived[item]:
+                await self._again(item, there[item], arrived[item], digest)
+
+    async def _again(self, item: _Item, far: str, here: str, there: str) -> None:
         """What arrived is wrong: it changed meanwhile, or a part was resumed that was another's."""
-        self._done -= item.size
-        digest = await self._send(item, resume=False)
-        (there,) = await self._digests([self._far(item)])
-        if there != digest:
+        if self._can_repeat(item):
+            self._done -= item.size
+            here = await self._send(item, resume=False)
+            (there,) = await self._digests([far])
+            if here == there:
+                return
             await self._discard(item)
-            raise TransferFailed(
-                f"{item.source}: what arrived differs from what was sent"
-                f" (SHA-256 {digest} here, {there} there); does something write to it?"
-            )
+        raise TransferFailed(
+            f"{item.source}: what arrived differs from what was sent"
+            f" (SHA-256 {here} here, {there} there); does something write to it?"
+        )
 
-    def _far(self, item: _Item) -> str:
-        """Which file there has to be equal to what was hashed here."""
+    def _new_digest(self) -> _Digest:
+        """Of what goes through here."""
+        return hashlib.sha256() if self._verify else _NoDigest()
+
+    def _far(self, item: _Item) -> str | None:
+        """Which file there has to be equal to what was hashed here; None if it cannot be read."""
+        raise NotImplementedError
+
+    def _can_repeat(self, item: _Item) -> bool:
+        """Whether sending it once more can make it right."""
+        del item
+        return True
+
+    def _release(self) -> None:
+        """Close what is still open of a batch."""
         raise NotImplementedError
 
     async def _send(self, item: _Item, resume: bool) -> str:
@@ -190,6 +240,10 @@ class _Transfer:
 class Download(_Transfer):
     """From there to here."""
 
+    def __init__(self, client: Client, files: RemoteFiles, progress: Progress | None, verify: bool) -> None:
+        super().__init__(client, files, progress, verify)
+        self._landings: dict[_Item, Landing] = {}
+
     async def run(self, remote: str, local: str) -> Transferred:
         """Bring `remote` over as `local`."""
         remote = self._files.native(remote)
@@ -198,20 +252,25 @@ class Download(_Transfer):
             return await self._bring([_Item(remote, local, found.size)])
         if not found.is_directory:
             raise ValueError(f"{remote} is neither a file nor a directory")
-        return await self._bring(await self._scan(remote, local))
+        # All of it is looked at before anything is made here: it may be the tree that is being brought.
+        items, directories = await self._scan(remote, local)
+        for directory in directories:
+            await asyncio.to_thread(os.makedirs, directory, exist_ok=True)
+        self._directories = len(directories)
+        return await self._bring(items)
 
-    async def _scan(self, remote: str, local: str) -> list[_Item]:
+    async def _scan(self, remote: str, local: str) -> tuple[list[_Item], list[str]]:
         items: list[_Item] = []
+        directories: list[str] = []
         level = [(remote, local)]
         while level:
             below: list[tuple[str, str]] = []
             for directory, here in level:
-                await asyncio.to_thread(os.makedirs, here, exist_ok=True)
-                self._directories += 1
+                directories.append(here)
                 await self._look(directory, here, items, below)
             level = below
         items.sort()
-        return items
+        return items, directories
 
     async def _look(
         self, directory: str, here: str, items: list[_Item], below: list[tuple[str, str]]
@@ -224,15 +283,20 @@ class Download(_Transfer):
                 return
             try:
                 found = await self._files.metadata(path)
+            except RemoteFileNotFound:
+                lossy = "\ufffd" in name and not self._client.has("fsListPages")
+                reason = "its name is not UTF-8, and this server cannot say it" if lossy else LEADS_NOWHERE
+                self._skipped.append((path, reason))
+                return
             except RemoteFileError as error:
                 self._skipped.append((path, error.message))
                 return
             if found.is_file:
                 items.append(_Item(path, target, found.size))
             elif not found.is_directory:
-                self._skipped.append((path, "neither a file nor a directory"))
+                self._skipped.append((path, NO_FILE))
             elif found.is_symlink:
-                self._skipped.append((path, "a link to a directory"))
+                self._skipped.append((path, LINK_TO_DIRECTORY))
             else:
                 below.append((path, target))
 
@@ -243,54 +307,72 @@ class Download(_Transfer):
     def _far(self, item: _Item) -> str:
         return item.source
 
+    def _can_repeat(self, item: _Item) -> bool:
+        return self._landings[item].part is not None
+
     async def _send(self, item: _Item, resume: bool) -> str:
-        part = item.target + PART
-        digest: _Digest = hashlib.sha256()
-        have = await self._usable(part, item) if resume else 0
-        file = await asyncio.to_thread(open, part, "r+b" if have else "wb")  # closed below
+        landing = self._landings.get(item)
+        if landing is None:
+            landing = await asyncio.to_thread(Landing, item.target, item.source)
+            self._landings[item] = landing
+            while not await asyncio.to_thread(landing.open):
+                await asyncio.sleep(READER_SECONDS)
+        digest = self._new_digest()
+        have = await self._usable(landing, item) if resume else 0
+        if have:
+            await asyncio.to_thread(_hash_prefix, landing.descriptor, have, digest)
+            self._resumed += have
+            self._advance(have, item.source)
+        elif landing.part is not None:
+            await asyncio.to_thread(landing.end_at, 0)
+        at = have
         try:
-            if have:
-                await asyncio.to_thread(_hash_prefix, file.fileno(), have, digest)
-                self._resumed += have
-                self._advance(have, item.source)
-            at = have
             async for block in self._files.stream(item.source, have):
-                await asyncio.to_thread(_store, file.fileno(), block, at, digest)
+                await asyncio.to_thread(_store, landing, block, at, digest)
                 at += len(block)
                 self._advance(len(block), item.source)
-            await asyncio.to_thread(file.truncate, at)
-        finally:
-            await asyncio.to_thread(file.close)
+        except asyncio.CancelledError:
+            landing.give_up()
+            raise
+        await asyncio.to_thread(landing.end_at, at)
         if at < item.size:
             raise TransferFailed(f"{item.source} became shorter while it was read: {at} of {item.size} bytes")
         return digest.hexdigest()
 
-    async def _usable(self, part: str, item: _Item) -> int:
+    async def _usable(self, landing: Landing, item: _Item) -> int:
         """How much of what an earlier transfer left is the beginning of this file."""
-        try:
-            info = os.lstat(part)
-        except OSError:
+        have = landing.size()
+        if not 0 < have <= item.size:
             return 0
-        if not stat.S_ISREG(info.st_mode) or not 0 < info.st_size <= item.size:
-            return 0
-        have = info.st_size
         theirs = await self._prefix_digest(item.source, have)
         if theirs is not None:
-            return have if theirs == await asyncio.to_thread(_prefix_of, part, have) else 0
+            return have if theirs == await asyncio.to_thread(_prefix_of, landing.descriptor, have) else 0
         # Without a command only the end of it is compared; the whole is when everything is here.
         length = min(have, BLOCK_BYTES)
         there = await self._files.read_range(item.source, have - length, length)
-        return have if there.data == await asyncio.to_thread(_tail, part, length) else 0
+        ours = await asyncio.to_thread(os.pread, landing.descriptor, length, have - length)
+        return have if there.data == ours else 0
 
     async def _finish(self, item: _Item) -> None:
-        await asyncio.to_thread(os.replace, item.target + PART, item.target)
+        await asyncio.to_thread(self._landings[item].finish)
 
     async def _discard(self, item: _Item) -> None:
-        await asyncio.to_thread(os.unlink, item.target + PART)
+        await asyncio.to_thread(self._landings[item].discard)
+
+    def _release(self) -> None:
+        while self._landings:
+            self._landings.popitem()[1].close()
 
 
 class Upload(_Transfer):
     """From here to there."""
+
+    def __init__(self, client: Client, files: RemoteFiles, progress: Progress | None, verify: bool) -> None:
+        super().__init__(client, files, progress, verify)
+        self._ways: dict[_Item, _Way] = {}
+        self._unread: set[_Item] = set()
+        """What cannot be compared, because reading a device gives something else than was written."""
+        self._handles: dict[_Item, str] = {}
 
     async def run(self, local: str, remote: str) -> Transferred:
         """Bring `local` over as `remote`."""
@@ -307,19 +389,40 @@ class Upload(_Transfer):
         return await self._bring(await self._resolved(items))
 
     async def _resolved(self, items: list[_Item]) -> list[_Item]:
-        """Links resolved where a file will be renamed: a link stays, and what it leads to is replaced."""
+        """Decide for each how it goes; links are resolved where a file will be renamed, and stay links."""
 
         async def resolve(index: int) -> None:
             item = items[index]
+            way: _Way = "whole" if self._small(item) else "part"
             try:
-                if (await self._files.metadata(item.target)).is_symlink:
-                    items[index] = item._replace(target=await self._files.canonicalize(item.target))
+                found = await self._files.metadata(item.target)
             except RemoteFileNotFound:
-                pass  # new, or a link to nowhere, which is replaced
+                if way == "part" and await self._is_link(item.target):
+                    way = "stream"
+            except RemoteFileError:
+                pass  # whoever writes it will hear the same
+            else:
+                if not found.is_file and not found.is_directory:
+                    way = "whole" if item.size <= WHOLE_WRITE_BYTES else "pipe"
+                    self._unread.add(item)
+                elif found.is_symlink and way == "part":
+                    item = items[index] = item._replace(target=await self._files.canonicalize(item.target))
+            self._ways[item] = way
 
-        large = [index for index, item in enumerate(items) if not self._whole(item)]
-        await _each(large, resolve, LOOKS_AT_ONCE)
+        await _each(range(len(items)), resolve, LOOKS_AT_ONCE)
         return items
+
+    async def _is_link(self, path: str) -> bool:
+        """Whether there is a link that leads nowhere. Only asking for no links can tell it from nothing."""
+        directory, _, name = path.rpartition("/")
+        try:
+            place = _join(await self._files.canonicalize(directory or "/"), name)
+            await self._files.metadata(place, follow_symlinks=False)
+        except RemoteFileNotFound:
+            return False
+        except RemoteFileError:
+            pass
+        return True
 
     def _scan(self, local: str, remote: str) -> tuple[list[_Item], list[str]]:
         items: list[_Item] = []
@@ -337,45 +440,94 @@ class Upload(_Transfer):
                         elif entry.is_dir(follow_symlinks=False):
                             todo.append((entry.path, target))
                         elif entry.is_dir():
-                            self._skipped.append((entry.path, "a link to a directory"))
+                            self._skipped.append((entry.path, LINK_TO_DIRECTORY))
                         else:
-                            self._skipped.append((entry.path, "neither a file nor a directory"))
+                            nowhere = entry.is_symlink() and not os.path.exists(entry.path)
+                            self._skipped.append((entry.path, LEADS_NOWHERE if nowhere else NO_FILE))
                     except OSError as error:
                         self._skipped.append((entry.path, error.strerror or str(error)))
         return items, directories
 
-    def _whole(self, item: _Item) -> bool:
+    def _small(self, item: _Item) -> bool:
         """Whether it goes in one message."""
         return item.size <= PART_BYTES or (
             item.size <= WHOLE_WRITE_BYTES and not self._client.has("fileWriteStreaming")
         )
 
-    def _far(self, item: _Item) -> str:
-        return item.target if self._whole(item) else item.target + PART
+    def _part(self, item: _Item) -> str:
+        return part_name(item.target, f"{os.uname().nodename}:{os.path.abspath(item.source)}")
+
+    def _far(self, item: _Item) -> str | None:
+        if item in self._unread:
+            return None
+        return self._part(item) if self._ways[item] == "part" else item.target
 
     async def _send(self, item: _Item, resume: bool) -> str:
-        digest: _Digest = hashlib.sha256()
-        if self._whole(item):
+        digest = self._new_digest()
+        way = self._ways[item]
+        if way == "whole":
             data = await asyncio.to_thread(_content, item.source, item.size, digest)
             await self._files.write(item.target, data)
             self._advance(len(data), item.source)
             return digest.hexdigest()
-        if not self._client.has("fileWriteStreaming"):
+        if way != "pipe" and not self._client.has("fileWriteStreaming"):
             raise Unsupported(
                 f"{item.source}: this server takes files of at most {WHOLE_WRITE_BYTES} bytes:"
                 " it does not announce fileWriteStreaming"
             )
-        part = item.target + PART
         with await asyncio.to_thread(open, item.source, "rb") as file:
-            have = await self._usable(part, item, file.fileno(), digest) if resume else 0
-            if have:
-                self._resumed += have
-                self._advance(have, item.source)
-                await self._append(part, item, file.fileno(), have, digest)
-            else:
-                digest = hashlib.sha256()
-                await self._files.write_stream(part, self._blocks(item, file.fileno(), 0, digest))
+            if way == "pipe":
+                await self._through(_PUT, item.target, item, file.fileno(), 0, digest)
+                return digest.hexdigest()
+            if way == "part":
+                try:
+                    return await self._send_part(item, file.fileno(), resume)
+                except RemoteFileError as error:
+                    if error.errno not in _NO_PART or item in self._handles:
+                        raise
+                    self._ways[item] = "stream"  # no part in that directory; perhaps the file itself
+            await self._files.write_stream(item.target, self._blocks(item, file.fileno(), 0, digest))
         return digest.hexdigest()
+
+    async def _send_part(self, item: _Item, source: int, resume: bool) -> str:
+        part = self._part(item)
+        digest: _Digest = hashlib.sha256()  # what an earlier transfer left is compared in any case
+        have = await self._usable(part, item, source, digest) if resume else 0
+        if not have:
+            digest = self._new_digest()
+        ours = self._client.has("fsParts")
+        if ours:
+            if item in self._handles:
+                self._files.close_part(self._handles.pop(item))
+            # Locked until it has its name, so that no other transfer writes to it meanwhile.
+            handle = self._handles[item] = await self._files.open_part(part, keep=have > 0)
+        else:
+            await self._require_plain(part)
+        if have:
+            self._resumed += have
+            self._advance(have, item.source)
+        if ours:
+            await self._files.write_part(handle, part, self._blocks(item, source, have, digest), have)
+        elif have:
+            # Blocks can only be written to a file that was emptied, so a command appends the rest.
+            await self._through(_APPEND, part, item, source, have, digest)
+        else:
+            # In place: what has arrived when the connection breaks is where the next attempt goes on.
+            await self._files.write_stream(part, self._blocks(item, source, 0, digest), atomic=False)
+        return digest.hexdigest()
+
+    async def _require_plain(self, part: str) -> None:
+        """As far as other servers can say it: nobody has put a link there, or something that is no file."""
+        directory, _, name = part.rpartition("/")
+        place = _join(await self._files.canonicalize(directory or "/"), name)
+        try:
+            plain = (await self._files.metadata(place, follow_symlinks=False)).is_file
+        except RemoteFileNotFound:
+            return
+        except RemoteFileError:
+            plain = False
+        if not plain:
+            raise TransferFailed(f"{part} is not a plain file, so nothing is written to it; remove it")
 
     async def _usable(self, part: str, item: _Item, source: int, digest: _Digest) -> int:
         """How much of what an earlier transfer left is the beginning of this file; `digest` takes it in."""
@@ -391,17 +543,19 @@ class Upload(_Transfer):
         await asyncio.to_thread(_hash_prefix, source, found.size, digest)
         return found.size if digest.hexdigest() == theirs else 0
 
-    async def _append(self, part: str, item: _Item, source: int, have: int, digest: _Digest) -> None:
-        """Blocks can only be written to a file that was emptied, so a command appends the rest."""
+    async def _through(
+        self, script: str, path: str, item: _Item, source: int, have: int, digest: _Digest
+    ) -> None:
+        """By a command there, which takes the rest of the file."""
         if have == item.size:
             return
-        argv = ["sh", "-c", _APPEND, "sh", str(item.size - have), self._files.native(part)]
+        argv = ["sh", "-c", script, "sh", str(item.size - have), self._files.native(path)]
         async with await self._client.start(argv, stdin=True) as process:
             async for block in self._blocks(item, source, have, digest):
                 await process.write(block)
             status = await process.wait()
         if status.exit_code != 0:
-            raise TransferFailed(f"{part}: the rest could not be appended (exit code {status.exit_code})")
+            raise TransferFailed(f"{path}: the rest could not be written (exit code {status.exit_code})")
 
     async def _blocks(self, item: _Item, source: int, at: int, digest: _Digest) -> AsyncIterator[bytes]:
         while at < item.size:
@@ -413,12 +567,16 @@ class Upload(_Transfer):
             self._advance(len(block), item.source)
 
     async def _finish(self, item: _Item) -> None:
-        if not self._whole(item):
-            await self._files.move(item.target + PART, item.target, overwrite=True)
+        if self._ways[item] == "part":
+            await self._files.move(self._part(item), item.target, overwrite=True, keep_attributes=True)
 
     async def _discard(self, item: _Item) -> None:
-        if not self._whole(item):
-            await self._files.remove(item.target + PART, force=True)
+        if self._ways[item] == "part":
+            await self._files.remove(self._part(item), force=True)
+
+    def _release(self) -> None:
+        while self._handles:
+            self._files.close_part(self._handles.popitem()[1])
 
 
 # Small things --------------------------------------------------------------------------------------
@@ -463,13 +621,9 @@ async def _each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_onc
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-def _store(descriptor: int, data: bytes, at: int, digest: _Digest) -> None:
+def _store(landing: Landing, data: bytes, at: int, digest: _Digest) -> None:
     digest.update(data)
-    view = memoryview(data)
-    while view:
-        count = os.pwrite(descriptor, view, at)
-        view = view[count:]
-        at += count
+    landing.write(data, at)
 
 
 def _load(descriptor: int, length: int, at: int, digest: _Digest) -> bytes:
@@ -497,14 +651,7 @@ def _hash_prefix(descriptor: int, length: int, digest: _Digest) -> None:
         at += len(data)
 
 
-def _prefix_of(path: str, length: int) -> str:
+def _prefix_of(descriptor: int, length: int) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        _hash_prefix(file.fileno(), length, digest)
+    _hash_prefix(descriptor, length, digest)
     return digest.hexdigest()
-
-
-def _tail(path: str, length: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(-length, os.SEEK_END)
-        return file.read(length)

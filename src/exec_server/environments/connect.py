@@ -1,20 +1,21 @@
-"""From an address to a client: a URL, a command to start, or this very process."""
+"""From an address to an environment: a URL, a command to start, or this very process."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..client.client import Client, ConnectOptions, Dialer
-from ..client.client import connect as open_client
-from ..client.errors import ExecServerError
+from ..client.client import ConnectOptions, Dialer
+from ..client.errors import ConnectionLost, ExecServerError, ProtocolError
 from ..client.launch import ExecServerLaunchCommand, Launched, launch
+from ..client.recovery import RECOVERY_SECONDS, RENDEZVOUS
 from ..limits import Limits
 from ..transport.channel import Channel, Receiver
+from .environment import Environment
 
 __all__ = ["IN_PROCESS", "Connecting", "Target", "connect"]
 
@@ -26,25 +27,28 @@ IN_PROCESS = "in-process:"
 """Serve from inside this very process. Nothing is started for it, but of a process that is terminated only
 the process group goes: marking whole trees would mark whatever else this process starts meanwhile."""
 
+WrapDialer = Callable[[Dialer], Dialer]
+"""Puts something between us and the server, e.g. the faults of `exec_server.testing`."""
+
 CONNECT_TIMEOUT = 10.0
 """Seconds for the connection and the upgrade."""
 
 
 class Connecting:
-    """Use it as `async with connect(...) as client`, or await it and close the client yourself."""
+    """Use it as `async with connect(...) as machine`, or await it and close the environment yourself."""
 
     def __init__(self, target: Target, token: str | None, settings: dict[str, Any]) -> None:
         self._target = target
         self._token = token
         self._settings = settings
-        self._client: Client | None = None
+        self._environment: Environment | None = None
 
-    def __await__(self) -> Generator[Any, None, Client]:
+    def __await__(self) -> Generator[Any, None, Environment]:
         return self._open().__await__()
 
-    async def __aenter__(self) -> Client:
-        self._client = await self._open()
-        return self._client
+    async def __aenter__(self) -> Environment:
+        self._environment = await self._open()
+        return self._environment
 
     async def __aexit__(
         self,
@@ -52,33 +56,32 @@ class Connecting:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._client is not None:
-            await self._client.close()
+        if self._environment is not None:
+            await self._environment.close()
 
-    async def _open(self) -> Client:
+    async def _open(self) -> Environment:
         settings = dict(self._settings)
         timeout = settings.pop("connect_timeout")
         headers = dict(settings.pop("headers") or {})
         ssl = settings.pop("ssl")
         dedicated = settings.pop("dedicated_process")
+        wrap = settings.pop("wrap_dialer") or (lambda dial: dial)
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
-        options = ConnectOptions(**settings)
         target = self._target
-        if target is None:
-            target = [sys.executable, "-m", "exec_server", "--listen", "stdio"]
+        if isinstance(target, str) and target.startswith("relay+"):
+            settings["backoff"] = RENDEZVOUS
+        options = ConnectOptions(**settings)
         if target == IN_PROCESS:
-            return await _in_process(options, dedicated)
-        if isinstance(target, str):
-            if not target.startswith("stdio:"):
-                return await open_client(_dialer(target, headers, timeout, ssl), options)
-            target = _words(target)
-        if not isinstance(target, ExecServerLaunchCommand):
-            if not isinstance(target, Sequence) or not target:
-                raise ExecServerError(f"cannot connect to {target!r}: neither an address nor a command")
-            program, *args = target
-            target = ExecServerLaunchCommand(program=program, args=args)
-        return await _launched(launch(target), options)
+            return await _in_process(Environment(options, IN_PROCESS, remote=False), wrap, dedicated)
+        if isinstance(target, str) and not target.startswith("stdio:"):
+            environment = Environment(options, target, remote=True)
+            await environment.open(wrap(_dialer(target, headers, timeout, ssl)))
+            return environment
+        command = _command(target)
+        address = "this machine" if target is None else shlex.join([command.program, *command.args])
+        environment = Environment(options, address, remote=target is not None)
+        return await _launched(environment, wrap, launch(command))
 
 
 def connect(
@@ -93,12 +96,16 @@ def connect(
     resume_session_id: str | None = None,
     binary_output: bool = True,
     dedicated_process: bool = False,
+    recovery_timeout: float = RECOVERY_SECONDS,
+    wrap_dialer: WrapDialer | None = None,
 ) -> Connecting:
     """Connect to a server, or (without a target) to one of our own on this machine.
 
     `token` is sent as a bearer token; `ssl` is an ssl.SSLContext for `wss://`. Leaving the context ends
-    every process that was started through the client. `dedicated_process` is for programs that start
-    nothing else: then in-process serving takes whole trees along, too.
+    every process that was started through it. A connection that is lost is made again for up to
+    `recovery_timeout` seconds, and processes go on where they were (docs/environments.md).
+    `dedicated_process` is for programs that start nothing else: then in-process serving takes whole trees
+    along, too.
     """
     return Connecting(
         target,
@@ -112,6 +119,8 @@ def connect(
             "resume_session_id": resume_session_id,
             "binary_output": binary_output,
             "dedicated_process": dedicated_process,
+            "recovery_timeout": recovery_timeout,
+            "wrap_dialer": wrap_dialer,
         },
     )
 
@@ -138,19 +147,55 @@ def _dialer(url: str, headers: dict[str, str], timeout: float, ssl: Any) -> Dial
             return await unix.connect(rest, receiver, Limits(), headers=headers, timeout=timeout)
 
         return dial_unix
+    if separator and scheme in ("relay+https", "relay+http"):
+        return _relay_dialer(url, headers, ssl)
     raise ExecServerError(
-        f"cannot connect to `{url}`; expected ws://HOST:PORT, wss://HOST:PORT, unix://PATH or stdio:COMMAND"
+        f"cannot connect to `{url}`; expected ws://HOST:PORT, wss://HOST:PORT, unix://PATH,"
+        " relay+https://REGISTRY/ENVIRONMENT or stdio:COMMAND"
     )
 
 
-async def _launched(server: Launched, options: ConnectOptions) -> Client:
+def _relay_dialer(url: str, headers: dict[str, str], ssl: Any) -> Dialer:
     try:
-        client = await open_client(server.dial, options)
+        from ..relay.harness import dialer
+        from ..transport.websocket import ConnectFailed
+    except ImportError as error:
+        raise ExecServerError(
+            f'a relay needs more packages ({error}); install "exec-server[relay]"'
+        ) from error
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    try:
+        return dialer(url, token=token if scheme == "Bearer" else None, ssl=ssl)
+    except ConnectFailed as error:
+        raise ExecServerError(str(error)) from None
+
+
+def _command(target: Sequence[str] | ExecServerLaunchCommand | None) -> ExecServerLaunchCommand:
+    if isinstance(target, ExecServerLaunchCommand):
+        return target
+    if target is None:
+        target = [sys.executable, "-m", "exec_server", "--listen", "stdio"]
+    elif isinstance(target, str):
+        target = _words(target)
+    if not isinstance(target, Sequence) or not target:
+        raise ExecServerError(f"cannot connect to {target!r}: neither an address nor a command")
+    program, *args = target
+    return ExecServerLaunchCommand(program=program, args=args)
+
+
+async def _launched(environment: Environment, wrap: WrapDialer, server: Launched) -> Environment:
+    try:
+        await environment.open(wrap(server.dial))
+    except (ConnectionLost, ProtocolError, TimeoutError) as error:
+        await server.stop()
+        if not server.last_words:
+            raise
+        raise type(error)(f"{error}; the last it said: {server.last_words}") from error
     except BaseException:
         await server.stop()
         raise
-    client.on_close(server.stop)
-    return client
+    environment.on_close(server.stop)
+    return environment
 
 
 def _words(target: str) -> list[str]:
@@ -163,7 +208,7 @@ def _words(target: str) -> list[str]:
     return words
 
 
-async def _in_process(options: ConnectOptions, dedicated: bool) -> Client:
+async def _in_process(environment: Environment, wrap: WrapDialer, dedicated: bool) -> Environment:
     import asyncio
 
     from ..server.server import Server
@@ -182,9 +227,9 @@ async def _in_process(options: ConnectOptions, dedicated: bool) -> Client:
         server.close()
 
     try:
-        client = await open_client(dial, options)
+        await environment.open(wrap(dial))
     except BaseException:
         server.close()
         raise
-    client.on_close(stop)
-    return client
+    environment.on_close(stop)
+    return environment

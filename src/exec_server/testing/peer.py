@@ -220,6 +220,11 @@ class ServerUnderTest:
 
             path = self._url.removeprefix("unix://")
             return await unix.connect(path, peer, limits, headers=self._headers, timeout=ANSWER_SECONDS)
+        if self._url.startswith("relay+"):
+            from ..relay.harness import dialer
+
+            token = self._headers.get("Authorization", "").removeprefix("Bearer ")
+            return await dialer(self._url, token=token)(peer)
         from ..transport import websocket
 
         return await websocket.connect(self._url, peer, limits, headers=self._headers, timeout=ANSWER_SECONDS)

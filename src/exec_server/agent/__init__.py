@@ -1,0 +1,1 @@
+"""What a model sees, and what is remembered of it."""

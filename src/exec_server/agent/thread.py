@@ -1,0 +1,287 @@
+"""Threads on disk: start, resume, fork and list them.
+
+A thread that nobody has said anything in has no file. The selection of capability roots is in its first
+record and nowhere else; it is inherited whole by every fork, however little of the history that takes along.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from msgspec import Struct
+
+from .. import log
+from ..environments.roots import SelectedRoot
+from ..version import __version__
+from .history import last_turns, without_rolled_back
+from .record import SESSION_META, BadRecord, Record, SessionMeta
+from .rollout import Clock, Loaded, RolloutError, RolloutWriter, read_meta, read_rollout, timestamp
+
+__all__ = ["Thread", "ThreadSummary", "Threads", "new_thread_id"]
+
+ORIGINATOR: Final = "exec_server"
+"""How this program signs the threads it starts."""
+
+NOT_INHERITED: Final = (
+    "forked_from_ordinal_exclusive",
+    "history_base",
+    "parent_thread_id",
+    "subagent_history_start_ordinal",
+)
+"""Members of a first record that say how that very file came to be."""
+
+MAX_BASES: Final = 1000
+"""Forks of forks that are followed to the beginning; more is a circle."""
+
+_NAME: Final = re.compile(r"rollout-(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d)-([0-9A-Za-z_-]+)\.jsonl")
+
+
+def new_thread_id(clock: Clock = time.time) -> str:
+    """A UUID of version 7: ids sort by the time they were made."""
+    milliseconds = int(clock() * 1000) & ((1 << 48) - 1)
+    value = milliseconds << 80 | 7 << 76 | secrets.randbits(12) << 64 | 2 << 62 | secrets.randbits(62)
+    return str(UUID(int=value))
+
+
+class ThreadSummary(Struct, frozen=True):
+    """A thread in a listing."""
+
+    id: str
+    path: str
+    started: str
+    """Local time, as in the name of the file: `2026-01-02T03-04-05`."""
+    meta: SessionMeta
+
+
+class Thread:
+    """A thread that is being written. `roots` is what it has selected."""
+
+    def __init__(
+        self,
+        path: str,
+        meta: SessionMeta,
+        roots: Sequence[SelectedRoot],
+        history: Sequence[Record] = (),
+        *,
+        clock: Clock,
+        writer: RolloutWriter | None = None,
+    ) -> None:
+        self._clock = clock
+        self._writer = writer
+        self._history = list(history)
+        self.path = path
+        self.meta = meta
+        self.roots = tuple(roots)
+
+    @property
+    def id(self) -> str:
+        return self.meta.id
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a file already."""
+        return self._writer is not None
+
+    def history(self) -> list[Record]:
+        """Everything that still counts, oldest first, what came before a fork included."""
+        return without_rolled_back(self._history)
+
+    def begin(self, history: Sequence[Record], copied: Sequence[Record], first_ordinal: int = 0) -> None:
+        """Make the file of a fork: with this history, of which these records are in the file itself."""
+        self._history = list(history)
+        self._writer = RolloutWriter.create(
+            self.path, self.meta, copied, first_ordinal=first_ordinal, clock=self._clock
+        )
+
+    def append(self, kind: str, payload: Mapping[str, Any], **more: Any) -> Record:
+        """Write a record that must be kept; the first one makes the file."""
+        if self._writer is None:
+            self._writer = RolloutWriter.create(self.path, self.meta, clock=self._clock)
+        record = self._writer.append(kind, payload, **more)
+        self._history.append(record)
+        return record
+
+    def sync(self) -> None:
+        """Make sure that everything so far survives a power cut, too."""
+        if self._writer is not None:
+            self._writer.sync()
+
+    def close(self) -> None:
+        """Let go of the file. May be called more than once."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> Thread:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Threads:
+    """The threads below a home directory (`environments.config.find_home`)."""
+
+    def __init__(self, home: str, clock: Clock = time.time) -> None:
+        self.directory = os.path.join(home, "sessions")
+        self.clock = clock
+
+    def start(
+        self,
+        cwd: str,
+        *,
+        roots: Sequence[SelectedRoot] = (),
+        source: str = "exec",
+        model_provider: str | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> Thread:
+        """A new thread. Nothing is written until it has something to keep."""
+        now = self.clock()
+        meta = SessionMeta.new(
+            new_thread_id(self.clock),
+            timestamp=timestamp(now),
+            cwd=cwd,
+            originator=ORIGINATOR,
+            cli_version=__version__,
+            source=source,
+            model_provider=model_provider,
+            roots=roots,
+            more=more,
+        )
+        return Thread(self._path(meta.id, now), meta, roots, clock=self.clock)
+
+    def resume(self, thread: str, *, roots: Sequence[SelectedRoot] | None = None) -> Thread:
+        """Go on with a thread, named by its id or its file. Roots that are given win over its selection."""
+        writer, loaded = RolloutWriter.open(self._find(thread), self.clock)
+        try:
+            history = self._with_base(loaded)
+        except BaseException:
+            writer.close()
+            raise
+        chosen = loaded.meta.selected_capability_roots if roots is None else roots
+        return Thread(loaded.path, loaded.meta, chosen, history, clock=self.clock, writer=writer)
+
+    def read(self, thread: str) -> tuple[SessionMeta, list[Record]]:
+        """What a thread is and everything in it that still counts. Also while somebody is writing it."""
+        loaded = read_rollout(self._find(thread))
+        return loaded.meta, without_rolled_back(self._with_base(loaded))
+
+    def fork(
+        self,
+        parent: str | Thread,
+        *,
+        turns: int | None = None,
+        subagent: bool = False,
+        cwd: str | None = None,
+    ) -> Thread:
+        """A new thread that begins with what a thread has come to: all of it, or its last `turns` turns.
+
+        The selection of roots is inherited either way, also with no turns at all. A `subagent` knows the
+        thread that it works for. The child's file is there at once if it has any history.
+        """
+        if isinstance(parent, Thread) and not parent.exists:
+            return self._child(parent.meta, subagent, cwd)
+        loaded = read_rollout(parent.path if isinstance(parent, Thread) else self._find(parent))
+        history = self._with_base(loaded)
+        if turns is None and loaded.meta.paginated and loaded.records[-1].ordinal is not None:
+            # As the reference: the parent's lines up to here are the child's, without a copy.
+            end = loaded.records[-1].ordinal + 1
+            base = {"thread_id": loaded.meta.id, "end_ordinal_exclusive": end, "end_byte_offset": loaded.end}
+            more = {"forked_from_ordinal_exclusive": end, "history_base": base}
+            child = self._child(loaded.meta, subagent, cwd, more)
+            child.begin(history, copied=(), first_ordinal=end)
+            return child
+        kept = without_rolled_back(history) if turns is None else last_turns(history, turns)
+        child = self._child(loaded.meta, subagent, cwd)
+        if kept:
+            child.begin(kept, copied=kept)
+        return child
+
+    def _child(
+        self, parent: SessionMeta, subagent: bool, cwd: str | None, more: Mapping[str, Any] | None = None
+    ) -> Thread:
+        now = self.clock()
+        child_id = new_thread_id(self.clock)
+        payload = {name: value for name, value in parent.payload.items() if name not in NOT_INHERITED}
+        payload |= {
+            "id": child_id,
+            "session_id": parent.session_id if subagent else child_id,
+            "forked_from_id": parent.id,
+            "timestamp": timestamp(now),
+            "originator": ORIGINATOR,
+            "cli_version": __version__,
+            **({"parent_thread_id": parent.id} if subagent else {}),
+            **({} if cwd is None else {"cwd": cwd}),
+            **(more or {}),
+        }
+        meta = SessionMeta(payload)
+        return Thread(self._path(child_id, now), meta, meta.selected_capability_roots, clock=self.clock)
+
+    def find(self, thread_id: str) -> str | None:
+        """The file of a thread."""
+        return next((path for path, _, found in self._files() if found == thread_id), None)
+
+    def _find(self, thread: str) -> str:
+        if thread.endswith(".jsonl"):
+            return thread
+        path = self.find(thread)
+        if path is None:
+            raise RolloutError(f"there is no thread `{thread}` in {self.directory}")
+        return path
+
+    def _files(self) -> Iterator[tuple[str, str, str]]:
+        """Path, time and thread id of everything that has the name of a thread's file."""
+        for directory, _, names in os.walk(self.directory):
+            for name in names:
+                if found := _NAME.fullmatch(name):
+                    yield os.path.join(directory, name), found[1], found[2]
+
+    def _path(self, thread_id: str, now: float) -> str:
+        # Local time, because people look for "the thread of this morning".
+        local = datetime.fromtimestamp(now).astimezone()
+        name = f"rollout-{local:%Y-%m-%dT%H-%M-%S}-{thread_id}.jsonl"
+        return os.path.join(self.directory, f"{local:%Y/%m/%d}", name)
+
+    def _with_base(self, loaded: Loaded) -> list[Record]:
+        """The lines of a thread after those it continues, which are in the files of other threads."""
+        parts = [loaded.records]
+        meta = loaded.meta
+        for _ in range(MAX_BASES):
+            try:
+                base = meta.history_base
+            except BadRecord as error:
+                raise RolloutError(f"the thread {meta.id} cannot be read: {error}") from None
+            if base is None:
+                return [record for part in reversed(parts) for record in part if record.type != SESSION_META]
+            path = self.find(base.thread_id)
+            if path is None:
+                raise RolloutError(
+                    f"the thread {meta.id} goes on where the thread {base.thread_id} was, and there is no"
+                    f" file of that in {self.directory}"
+                )
+            before = read_rollout(path)
+            end = base.end_ordinal_exclusive
+            parts.append(
+                [record for record in before.records if record.ordinal is not None and record.ordinal < end]
+            )
+            meta = before.meta
+        raise RolloutError(f"the thread {loaded.meta.id} goes on where it was itself")
+
+    def list(self) -> list[ThreadSummary]:
+        """Every thread, the newest first. What is no thread is not among them."""
+        found: list[ThreadSummary] = []
+        for path, started, _ in self._files():
+            try:
+                meta = read_meta(path)
+            except OSError as error:
+                log.warning("thread cannot be read", path=path, error=str(error))
+                continue
+            if meta is not None:
+                found.append(ThreadSummary(meta.id, path, started, meta))
+        return sorted(found, key=lambda thread: (thread.started, thread.id), reverse=True)

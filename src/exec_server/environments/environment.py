@@ -1,0 +1,81 @@
+"""The one object: a machine's processes, files, HTTP and facts, wherever that machine is.
+
+There is one implementation. A machine across a connection is spoken to; this machine is spoken to as well,
+through a private server on stdio or one inside this process, so that nothing behaves differently at home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..client.client import Client, ConnectOptions, Dialer
+from ..client.errors import Unsupported
+from ..wire.config import ConfigReadResult
+from ..wire.environment import EnvironmentStatus
+
+if TYPE_CHECKING:
+    from .. import services
+
+__all__ = ["Environment", "dialed"]
+
+
+class Environment(Client):
+    """A `services.Environment`, and the session behind it. Made by `connect`.
+
+    What the protocol says in its own words (`call`, `has`, `session_id`, `state`) comes from the session.
+    """
+
+    def __init__(self, options: ConnectOptions, address: str, *, remote: bool) -> None:
+        super().__init__(options)
+        self.address = address
+        """Where it is, for messages: a URL, or the words of a command."""
+        self._remote = remote
+
+    @property
+    def is_remote(self) -> bool:
+        return self._remote
+
+    @property
+    def processes(self) -> Environment:
+        """Its processes: `start`, `run` and `list`, which are here under their own names as well."""
+        return self
+
+    async def check(self, timeout: float = 10.0) -> None:
+        """Ask whether it is there; raises what is wrong, also while a lost connection is being repaired."""
+        with self.fail_fast():
+            await self.call("environment/status", None, EnvironmentStatus, timeout)
+
+    async def read_config(
+        self,
+        cwd: str,
+        config_paths: Sequence[Sequence[str]],
+        requirements_paths: Sequence[Sequence[str]] = (),
+    ) -> ConfigReadResult:
+        """Parts of the configuration files that apply in a directory (a path or a `file:` URI)."""
+        if not self.has("environmentConfigRead"):
+            raise Unsupported("this server does not read its configuration files for others")
+        params = {
+            "cwd": self.files.uri(cwd),
+            "configPaths": [list(path) for path in config_paths],
+            "requirementsPaths": [list(path) for path in requirements_paths],
+        }
+        return await self.call("environmentConfig/read", params, ConfigReadResult)
+
+    def __repr__(self) -> str:
+        return f"<Environment {self.address} {self.state.value}>"
+
+
+async def dialed(dial: Dialer, address: str, options: ConnectOptions | None = None) -> Environment:
+    """An environment over whatever the dialer opens, e.g. a relay's stream, or a socket that was accepted.
+
+    The dialer is called again when the connection is lost, if the channel says that it can be resumed.
+    `address` is for messages. `options.backoff` says how long to wait between attempts.
+    """
+    environment = Environment(options or ConnectOptions(), address, remote=True)
+    await environment.open(dial)
+    return environment
+
+
+if TYPE_CHECKING:
+    _IS_COMPLETE: type[services.Environment] = Environment

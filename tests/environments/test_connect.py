@@ -1,0 +1,94 @@
+"""From an address to an environment."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import exec_server
+from exec_server import Environment, ExecServerError
+from exec_server.client.recovery import State
+from exec_server.environments.connect import IN_PROCESS
+from support.machine import running, sleep_forever
+from support.server import COMMAND, RunningServer
+
+
+@pytest.mark.parametrize(
+    ("target", "address", "remote"),
+    [
+        (None, "this machine", False),
+        (IN_PROCESS, IN_PROCESS, False),
+        ([COMMAND, "--listen", "stdio"], f"{COMMAND} --listen stdio", True),
+        (f"stdio:{COMMAND} --listen stdio", f"{COMMAND} --listen stdio", True),
+        (f"stdio://'{COMMAND}' --listen 'stdio'", f"{COMMAND} --listen stdio", True),
+    ],
+)
+def test_each_kind_says_where_it_is(target: Any, address: str, remote: bool) -> None:
+    async def main() -> None:
+        async with exec_server.connect(target) as machine:
+            assert isinstance(machine, Environment)
+            assert (machine.address, machine.is_remote) == (address, remote)
+            assert repr(machine) == f"<Environment {address} connected>"
+            assert machine.processes is machine
+            await machine.check()
+        assert machine.state is State.CLOSED
+
+    asyncio.run(main())
+
+
+def test_a_url_is_remote(server: RunningServer) -> None:
+    async def main() -> None:
+        machine = await exec_server.connect(server.url)
+        assert (machine.address, machine.is_remote) == (server.url, True)
+        await machine.close()
+
+    asyncio.run(main())
+
+
+def test_facts(server: RunningServer) -> None:
+    async def main() -> None:
+        async with exec_server.connect(server.url) as machine:
+            info = machine.info
+            assert info.shell is not None
+            assert info.platform_os == "linux"
+            assert info.executor_version == exec_server.__version__
+            assert info.has("processResize")
+            assert machine.has("processResize")
+            assert info.temp_dir is not None
+            assert info.limits["detachTtlMs"] == 5000
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("ws://", "expected ws://HOST:PORT"),
+        ("ws://127.0.0.1:99999", "cannot connect to `ws://127.0.0.1:99999`"),
+        ("stdio:", "no command is named"),
+        ("stdio:'", "cannot connect to `stdio:'`"),
+        ([], "neither an address nor a command"),
+        (7, "neither an address nor a command"),
+    ],
+)
+def test_addresses_that_are_none(target: Any, text: str) -> None:
+    async def main() -> None:
+        await exec_server.connect(target)
+
+    with pytest.raises(ExecServerError, match=text):
+        asyncio.run(main())
+
+
+def test_a_context_that_is_left_by_an_error_ends_its_processes(server: RunningServer) -> None:
+    marker = sleep_forever()
+
+    async def main() -> None:
+        async with exec_server.connect(server.url) as machine:
+            await machine.start(["sleep", marker])
+            raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError):
+        asyncio.run(main())
+    assert not running(marker)
