@@ -1,0 +1,258 @@
+"""Patches applied to a machine's files: whole or not at all.
+
+Everything a patch needs is read and decided first; only then is anything written. If something fails on the
+way, or somebody else has changed a file meanwhile, what was done is taken back, and the model is told so. A
+call that is cancelled goes on to its end, one or the other: a patch is never left half-way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import re
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from msgspec import Struct
+
+from .. import log
+from ..client.errors import ExecServerError, ServerRejected
+from ..events.model import FileEdit
+from ..services import Files
+from ..wire.errors import RpcError
+from ..wire.uri import ForeignPath, native_path
+from ..wire.uri import parse as parse_uri
+from .patch import AddFile, Change, PatchError, Plan, UpdateFile, check_targets, parse, plan
+
+__all__ = ["PatchFailed", "TypedPatch", "apply", "edits", "prepare", "report", "typed_patch"]
+
+MAX_PATCH_BYTES: Final = 16 * 1024 * 1024
+"""Longest patch that is read at all. Whatever a model means by a longer one, it is not an edit."""
+
+VERIFICATION: Final = "apply_patch verification failed: "
+
+_TYPED: Final = re.compile(
+    r"""\s*(?:cd\s+(?P<quote>['"]?)(?P<directory>[^\s'"&;|<>$`]+)(?P=quote)\s*&&\s*)?
+        (?:apply_patch|applypatch)\s*<<\s*(?P<mark>['"]?)(?P<word>\w+)(?P=mark)[ \t]*\n
+        (?P<body>.*?)\n(?P=word)\s*""",
+    re.DOTALL | re.VERBOSE,
+)
+
+
+class PatchFailed(Exception):
+    """The patch could not be applied, and nothing of it was: unless the text says otherwise."""
+
+
+class TypedPatch(Struct, frozen=True):
+    """A patch that was written as a command line."""
+
+    text: str
+    directory: str | None
+    """Where its paths are relative to, as typed, if it changes directory first."""
+
+
+def typed_patch(cmd: str) -> TypedPatch | None:
+    """The patch in a command that does nothing but apply one; models write that whatever they are told."""
+    if cmd.lstrip().startswith("*** Begin Patch"):
+        raise PatchError(
+            f"{VERIFICATION}patch detected without explicit call to apply_patch."
+            ' Rerun as ["apply_patch", "<patch>"]'
+        )
+    found = _TYPED.fullmatch(cmd)
+    if found is None or f"\n{found['word']}\n" in f"\n{found['body']}\n":
+        return None
+    return TypedPatch(found["body"], found["directory"])
+
+
+# Deciding ----------------------------------------------------------------------------------------
+
+
+async def prepare(text: str, files: Files, cwd: str) -> Plan:
+    """What a patch does to the files below `cwd`, a `file:` URI. PatchError, if it cannot be done at all."""
+    if len(text) > MAX_PATCH_BYTES:
+        raise PatchError(f"patch rejected: longer than {MAX_PATCH_BYTES} characters")
+    try:
+        patch = parse(text)
+        if not patch.hunks:
+            raise PatchError("patch rejected: empty patch")
+        resolve = partial(_resolve, cwd)
+        check_targets(patch, resolve)
+        contents = {}
+        for hunk in patch.hunks:
+            if not isinstance(hunk, AddFile):
+                what = "file to update " if isinstance(hunk, UpdateFile) else ""
+                contents[resolve(hunk.path)] = await _read(files, resolve(hunk.path), what)
+        return plan(patch, resolve, contents)
+    except PatchError as error:
+        if str(error).startswith("patch rejected"):
+            raise
+        raise PatchError(f"{VERIFICATION}{error}") from None
+
+
+async def _read(files: Files, path: str, what: str) -> bytes:
+    try:
+        return await files.read(path)
+    except (ExecServerError, OSError) as error:
+        raise PatchError(f"Failed to read {what}{path}: {_said(error)}") from None
+
+
+def _resolve(cwd: str, path: str) -> str:
+    """The absolute path: a native one, or a URI where the machine is of another kind than this one."""
+    if "\0" in path:
+        raise PatchError(f"invalid patch: a path cannot contain NUL: {path!r}")
+    try:
+        base = native_path(parse_uri(cwd))
+    except ForeignPath:
+        try:
+            return parse_uri(f"{cwd.rstrip('/')}/{path.replace(chr(92), '/')}")
+        except RpcError as error:
+            raise PatchError(f"invalid patch: {path!r}: {error}") from None
+    return posixpath.normpath(posixpath.join(base, path))
+
+
+def _said(error: Exception) -> str:
+    return error.message if isinstance(error, ServerRejected) else str(error)
+
+
+def edits(plan: Plan) -> tuple[FileEdit, ...]:
+    """The changes as the event stream has them: sorted, and a rename as a deletion and an addition."""
+    return tuple(
+        FileEdit(path=change.path, kind=change.kind)
+        for change in sorted(plan.changes, key=lambda change: change.path)
+    )
+
+
+# Doing -------------------------------------------------------------------------------------------
+
+
+async def apply(plan: Plan, files: Files) -> None:
+    """Do all of it. PatchFailed if that is not possible; then the files are as they were before.
+
+    Also when it is cancelled: the cancellation is passed on when all of it is done.
+    """
+    work = asyncio.ensure_future(_Application(files).run(plan))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await work
+        raise
+
+
+def report(seconds: float, exit_code: int, text: str) -> str:
+    """What the model is told about a patch that was applied, or could not be."""
+    return f"Exit code: {exit_code}\nWall time: {round(seconds, 1):g} seconds\nOutput:\n{text}"
+
+
+class _Application:
+    """One patch being applied, and how to take back what was done of it."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._undo: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+
+    async def run(self, plan: Plan) -> None:
+        began = time.monotonic()
+        # Deletions last: until then everything that was there is still there.
+        changes = sorted(plan.changes, key=lambda change: change.kind == "delete")
+        try:
+            for change in changes:
+                await self._do(change)
+        except (ExecServerError, OSError, PatchFailed) as error:
+            raise PatchFailed(await self._take_back(error)) from error
+        log.debug("patch applied", changes=len(changes), seconds=time.monotonic() - began)
+
+    async def _do(self, change: Change) -> None:
+        if change.kind == "delete":
+            await self._remove(change)
+        elif change.kind == "update":
+            await self._check_unchanged(change)
+            await self._write(change, change.before)
+        else:
+            await self._add(change)
+
+    async def _check_unchanged(self, change: Change) -> None:
+        try:
+            now = await self._files.read(change.path)
+        except (ExecServerError, OSError) as error:
+            raise PatchFailed(f"Failed to read {change.path}: {_said(error)}") from None
+        if now != change.before:
+            raise PatchFailed(f"Failed to write file {change.path}: it has changed meanwhile; read it again")
+
+    async def _add(self, change: Change) -> None:
+        before = await self._content(change.path)
+        if before is None:
+            await self._make_parents(change.path)
+            if change.moved_from is not None:
+                # So that it keeps its permissions; the content comes right after.
+                self._undo.append((change.path, lambda: self._files.remove(change.path, force=True)))
+                with suppress(ExecServerError, OSError):
+                    await self._files.copy(change.moved_from, change.path)
+        await self._write(change, before)
+
+    async def _content(self, path: str) -> bytes | None:
+        try:
+            return await self._files.read(path)
+        except FileNotFoundError:
+            return None
+        except (ExecServerError, OSError) as error:
+            raise PatchFailed(f"Failed to write file {path}: {_said(error)}") from None
+
+    async def _make_parents(self, path: str) -> None:
+        missing: list[str] = []
+        parent = _parent(path)
+        while parent is not None and not await self._files.exists(parent):
+            missing.append(parent)
+            parent = _parent(parent)
+        for directory in reversed(missing):
+            self._undo.append((directory, partial(self._forget_directory, directory)))
+            try:
+                await self._files.make_directory(directory)
+            except (ExecServerError, OSError) as error:
+                raise PatchFailed(f"Failed to write file {path}: {_said(error)}") from None
+
+    async def _forget_directory(self, directory: str) -> None:
+        # Somebody may have put something there since; that is not ours to take away.
+        with suppress(OSError):
+            await self._files.remove(directory)
+
+    async def _write(self, change: Change, before: bytes | None) -> None:
+        # First the way back: of a write that failed nobody knows how far it came.
+        if before is None:
+            self._undo.append((change.path, lambda: self._files.remove(change.path, force=True)))
+        else:
+            self._undo.append((change.path, lambda: self._files.write(change.path, before)))
+        try:
+            await self._files.write(change.path, change.after or b"")
+        except (ExecServerError, OSError) as error:
+            raise PatchFailed(f"Failed to write file {change.path}: {_said(error)}") from None
+
+    async def _remove(self, change: Change) -> None:
+        await self._check_unchanged(change)
+        self._undo.append((change.path, lambda: self._files.write(change.path, change.before or b"")))
+        try:
+            await self._files.remove(change.path)
+        except (ExecServerError, OSError) as error:
+            raise PatchFailed(f"Failed to delete file {change.path}: {_said(error)}") from None
+
+    async def _take_back(self, error: Exception) -> str:
+        """Undo in reverse order; what to tell the model."""
+        left: list[str] = []
+        for path, undo in reversed(self._undo):
+            try:
+                await undo()
+            except (ExecServerError, OSError) as failure:
+                left.append(f"{path}: {_said(failure)}")
+        if not left:
+            return f"{error}\nNothing was changed.\n"
+        log.error("a patch could not be taken back", left=left)
+        return f"{error}\nThese could not be put back as they were:\n" + "".join(f"{one}\n" for one in left)
+
+
+def _parent(path: str) -> str | None:
+    parent = path.rpartition("/")[0]
+    if not parent or parent == "file://":
+        return None
+    return parent

@@ -1,0 +1,193 @@
+"""How an agent runs, from `config.toml`: its model, its tool servers, its sandbox. The reference's names.
+
+Everything else in that file belongs to other programs and is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from ..client.errors import ExecServerError
+from .approvals import ApprovalMode
+from .confinement import MODES, Mode
+from .mcp_client import STARTUP_SECONDS, TOOL_SECONDS, McpServer
+from .model import IDLE_SECONDS, STREAM_RETRIES, ModelSettings
+
+__all__ = ["AgentConfig", "BadConfig", "load_config"]
+
+APPROVALS: Final[dict[str, ApprovalMode]] = {
+    "never": "never",
+    "on-request": "on-request",
+    "on-failure": "on-request",
+    "untrusted": "on-request",
+}
+"""What is asked is always a request of the model's own; the reference's other policies come to that here."""
+
+
+class BadConfig(ExecServerError):
+    """A configuration that cannot be used; says where and why."""
+
+
+class AgentConfig(Struct, frozen=True, kw_only=True):
+    """What the file says. None where it says nothing."""
+
+    model: str | None = None
+    provider: str | None = None
+    base_url: str | None = None
+    api_key: str | None = None
+    headers: Mapping[str, str] = {}
+    max_retries: int = STREAM_RETRIES
+    idle_seconds: float = IDLE_SECONDS
+    reasoning_effort: str | None = None
+    mode: Mode | None = None
+    approvals: ApprovalMode | None = None
+    web_search: bool = False
+    servers: tuple[McpServer, ...] = ()
+
+    def model_settings(
+        self, model: str | None = None, base_url: str | None = None, api_key: str | None = None
+    ) -> ModelSettings:
+        """With what was said elsewhere, which wins."""
+        chosen = model or self.model
+        if not chosen:
+            raise BadConfig("which model? give --model, or `model` in config.toml")
+        return ModelSettings(
+            model=chosen,
+            base_url=base_url or self.base_url,
+            api_key=api_key if api_key is not None else self.api_key,
+            headers=self.headers,
+            max_retries=self.max_retries,
+            idle_seconds=self.idle_seconds,
+        )
+
+
+def load_config(home: str, environ: Mapping[str, str] | None = None) -> AgentConfig:
+    """What `config.toml` in the home directory says; nothing, if there is none."""
+    environ = os.environ if environ is None else environ
+    path = os.path.join(home, "config.toml")
+    try:
+        with open(path, "rb") as file:
+            table = _Table(tomllib.load(file), path)
+    except FileNotFoundError:
+        return AgentConfig()
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadConfig(f"failed to read {path}: {error}") from None
+    provider = table.text("model_provider")
+    entry = table.table("model_providers").table(provider) if provider else _Table({}, path)
+    key_name = entry.text("env_key")
+    if key_name and key_name not in environ:
+        raise BadConfig(
+            f"{path}: the key of provider `{provider}` is in the variable {key_name}, which is not set"
+        )
+    return AgentConfig(
+        model=table.text("model"),
+        provider=provider,
+        base_url=entry.text("base_url"),
+        api_key=environ[key_name] if key_name else None,
+        headers=entry.texts("http_headers"),
+        max_retries=int(entry.number("stream_max_retries", STREAM_RETRIES)),
+        idle_seconds=entry.number("stream_idle_timeout_ms", IDLE_SECONDS * 1000) / 1000,
+        reasoning_effort=table.text("model_reasoning_effort"),
+        mode=_mode(table),
+        approvals=_approvals(table),
+        web_search=table.text("web_search") in ("live", "cached") or table.table("tools").flag("web_search"),
+        servers=_servers(table.table("mcp_servers"), environ),
+    )
+
+
+def _mode(table: _Table) -> Mode | None:
+    said = table.text("sandbox_mode")
+    if said is None:
+        return None
+    for mode in MODES:
+        if said == mode:
+            return mode
+    raise BadConfig(f"{table.where}: `sandbox_mode` must be one of {', '.join(MODES)}, not `{said}`")
+
+
+def _approvals(table: _Table) -> ApprovalMode | None:
+    said = table.values.get("approval_policy")
+    if said is None:
+        return None
+    if not isinstance(said, str) or said not in APPROVALS:
+        raise BadConfig(f"{table.where}: `approval_policy` must be one of {', '.join(APPROVALS)}")
+    return APPROVALS[said]
+
+
+def _servers(table: _Table, environ: Mapping[str, str]) -> tuple[McpServer, ...]:
+    servers = []
+    for name in table.values:
+        entry = table.table(name)
+        if not entry.flag("enabled", True):
+            continue
+        command, url = entry.text("command"), entry.text("url")
+        if (command is None) == (url is None):
+            raise BadConfig(f"{entry.where}: either `command` or `url` is needed")
+        headers = dict(entry.texts("http_headers"))
+        token = entry.text("bearer_token_env_var")
+        if token:
+            headers["Authorization"] = f"Bearer {environ.get(token, '')}"
+        servers.append(
+            McpServer(
+                name=name,
+                command=command,
+                args=entry.list_of_texts("args"),
+                env=entry.texts("env"),
+                cwd=entry.text("cwd"),
+                url=url,
+                headers=headers,
+                startup_seconds=entry.number("startup_timeout_sec", STARTUP_SECONDS),
+                tool_seconds=entry.number("tool_timeout_sec", TOOL_SECONDS),
+                required=entry.flag("required"),
+            )
+        )
+    return tuple(servers)
+
+
+class _Table:
+    """A table of the file, whose members are what they should be or a BadConfig."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def table(self, name: str) -> _Table:
+        value = self._get(name, dict, "a table")
+        return _Table(value or {}, f"{self.where}: [{name}]")
+
+    def text(self, name: str) -> str | None:
+        value: str | None = self._get(name, str, "a text")
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._get(name, bool, "true or false")
+        return default if value is None else bool(value)
+
+    def number(self, name: str, default: float) -> float:
+        value = self.values.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise BadConfig(f"{self.where}: `{name}` must be a number that is not negative")
+        return float(value)
+
+    def texts(self, name: str) -> dict[str, str]:
+        value = self._get(name, dict, "a table of texts") or {}
+        if not all(isinstance(one, str) for one in value.values()):
+            raise BadConfig(f"{self.where}: `{name}` must be a table of texts")
+        return dict(value)
+
+    def list_of_texts(self, name: str) -> tuple[str, ...]:
+        value = self._get(name, list, "a list of texts") or []
+        if not all(isinstance(one, str) for one in value):
+            raise BadConfig(f"{self.where}: `{name}` must be a list of texts")
+        return tuple(value)
+
+    def _get(self, name: str, kind: type, what: str) -> Any:
+        value = self.values.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise BadConfig(f"{self.where}: `{name}` must be {what}")
+        return value

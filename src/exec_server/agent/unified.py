@@ -1,0 +1,470 @@
+"""Unified exec: the two tools by which a model runs commands, on any machine.
+
+`exec_command` starts a command and waits a while for it; one that goes on gets a number, by which
+`write_stdin` types into it or looks at it again. How long a call waits is decided here, not by the machine:
+a window of time, which the end of the command cuts short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+from uuid import uuid4
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from .. import log
+from ..client.errors import ExecServerError, ProcessFailed, ServerRejected, StdinClosed
+from ..services import Environment
+from ..wire.errors import RpcError
+from ..wire.uri import ForeignPath
+from .buffer import BUFFER_BYTES, HeadTailBuffer
+from .exec import (
+    Declined,
+    DirectExec,
+    ExecCommand,
+    ExecRequest,
+    Prepare,
+    ToolError,
+    WriteStdin,
+    request_of,
+    start,
+    variables,
+)
+from .screen import ScreenUnavailable, ScreenView
+from .unified_events import ExecCommandBegin, ExecCommandEnd, ExecEvent, Listener, TerminalInteraction
+from .unified_process import LOST_EXIT, TRAILING_SECONDS, UnifiedProcess
+from .unified_store import MAX_PROCESSES, ProcessStore
+from .unified_text import ToolOutput
+
+__all__ = ["RunningCommand", "SandboxDenied", "Settings", "UnifiedExec"]
+
+DEFAULT_YIELD_MS: Final = 10_000
+DEFAULT_WRITE_YIELD_MS: Final = 250
+MIN_YIELD_MS: Final = 250
+MIN_YIELD_WINDOWS_MS: Final = 10_000
+MAX_YIELD_MS: Final = 30_000
+MIN_POLL_MS: Final = 5_000
+MAX_POLL_MS: Final = 300_000
+"""The reference's windows. A poll waits longer than it asks for: it has nothing else to do."""
+
+EARLY_EXIT_SECONDS: Final = 0.15
+"""How long a command is watched before it is announced: a sandbox mostly refuses at once."""
+
+CLOSE_GRACE_SECONDS: Final = 0.05
+"""How long output may go on after the exit before a call returns without it."""
+
+AFTER_WRITE_SECONDS: Final = 0.1
+"""Time for a program to react to what was typed."""
+
+CLEANUP_SECONDS: Final = 2.0
+"""How long the exit of a killed process is waited for before its end is told without it."""
+
+INTERRUPT: Final = "\x03"
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What can be different from thread to thread."""
+
+    login_allowed: bool = True
+    max_poll_ms: int = MAX_POLL_MS
+    buffer_bytes: int = BUFFER_BYTES
+    max_processes: int = MAX_PROCESSES
+    sequential_ids: bool = False
+    """Numbers 1000, 1001, … instead of random ones, for tests."""
+    tty_term: str | None = None
+    """TERM of commands on a terminal. The reference says `dumb`; programs that paint need `linux`."""
+    rows: int | None = None
+    cols: int | None = None
+    """Size of a terminal; None leaves it to the machine: 24 rows of 80 columns."""
+
+
+class SandboxDenied(ToolError):
+    """The sandbox stopped a command before it got anywhere. The model is told as of any other command."""
+
+    def __init__(self, result: ToolOutput) -> None:
+        super().__init__(result.text())
+        self.result = result
+
+
+class RunningCommand(Struct, frozen=True):
+    """A command that goes on."""
+
+    number: int
+    call_id: str
+    command: list[str]
+    cwd: str
+    tty: bool
+
+
+class UnifiedExec:
+    """The commands of one thread. `close` ends them all.
+
+    `environments` are the machines by their ids, looked up anew with every call. `prepare` applies policy;
+    without it commands are started as they are. `emit` is told what happens, at once and in order.
+    """
+
+    def __init__(
+        self,
+        environments: Mapping[str, Environment],
+        primary: str,
+        *,
+        emit: Listener | None = None,
+        prepare: Prepare | None = None,
+        settings: Settings | None = None,
+        thread_id: str | None = None,
+        session_id: str | None = None,
+    ) -> None:
+        self._environments = environments
+        self._primary = primary
+        self._listener = emit
+        self._prepare = prepare
+        self._settings = settings or Settings()
+        self._thread_id = thread_id
+        self._session_id = session_id
+        self._store: ProcessStore[UnifiedProcess] = ProcessStore(
+            self._settings.max_processes, sequential=self._settings.sequential_ids
+        )
+        self._pauses = 0
+        self._paused_at = 0.0
+        self._paused_for = 0.0
+        self._background: set[asyncio.Future[object]] = set()
+
+    # The tools -------------------------------------------------------------------------------------
+
+    async def exec_command(self, call: ExecCommand, call_id: str) -> ToolOutput:
+        """Start a command and wait for it, for a while. The text of a ToolError is for the model."""
+        environment_id = call.environment_id or self._primary
+        environment = self._environments.get(environment_id)
+        if environment is None:
+            raise ToolError(f"unknown turn environment id `{environment_id}`")
+        number = self._store.reserve()
+        try:
+            request = await self._decide(call, call_id, number, environment, environment_id)
+            running = await self._start(environment, request, call, call_id, number)
+        except BaseException:
+            self._store.release(number)
+            raise
+        least = MIN_YIELD_WINDOWS_MS if environment.info.platform_os == "windows" else MIN_YIELD_MS
+        window = clamp(call.yield_time_ms, DEFAULT_YIELD_MS, least, MAX_YIELD_MS)
+        return await self._first_window(running, window, call.max_output_tokens)
+
+    async def write_stdin(self, call: WriteStdin) -> ToolOutput:
+        """Type into a command that goes on, or look at it, and wait for what it says to that."""
+        number = call.session_id
+        running = self._store.get(number)
+        if running is None:
+            raise _unknown(number)
+        async with running.lock:
+            if self._store.get(number) is not running:
+                raise _unknown(number)
+            self._store.touch(running)
+            if call.chars:
+                await self._type(running, call.chars)
+            window = _write_window(call, self._settings.max_poll_ms)
+            output = await self._collected(running, window, call.max_output_tokens)
+            if running.failure is not None:
+                self._store.release(number)
+                running.give_up()
+                raise ToolError(f"write_stdin failed: Unified exec process failed: {running.failure}")
+            if call.chars or output.session_id is not None:
+                self._emit(TerminalInteraction(call_id=running.call_id, process_id=number, stdin=call.chars))
+        await self._told(running)
+        return output
+
+    def screen(self, number: int) -> ScreenView:
+        """What is on the terminal of a command that goes on."""
+        running = self._store.get(number)
+        if running is None:
+            raise _unknown(number)
+        if running.screen is None:
+            raise ScreenUnavailable(f"process {number} has no terminal; start it with tty=true")
+        return running.screen.view()
+
+    # Everything that runs --------------------------------------------------------------------------
+
+    def running(self) -> list[RunningCommand]:
+        """The commands that go on, by number."""
+        return [
+            RunningCommand(one.number, one.call_id, one.request.argv, one.request.cwd, one.request.tty)
+            for one in self._store.running()
+        ]
+
+    async def terminate(self, number: int) -> bool:
+        """End one command. False if there is none of that number, or it could not be ended."""
+        running = self._store.get(number)
+        if running is None:
+            return False
+        gone = await running.terminate()
+        if gone and self._store.get(number) is running:
+            self._store.release(number)
+            self._in_background(running.told(CLEANUP_SECONDS))
+        return gone
+
+    async def close(self) -> None:
+        """End every command of the thread, and wait until their ends have been told."""
+        await asyncio.gather(*(self._end(running) for running in self._store.clear()))
+        await asyncio.gather(*self._background, return_exceptions=True)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While a person is asked something, no window runs out."""
+        loop = asyncio.get_running_loop()
+        if self._pauses == 0:
+            self._paused_at = loop.time()
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            if self._pauses == 0:
+                self._paused_for += loop.time() - self._paused_at
+                for running in self._store:
+                    running.wake()
+
+    # Starting --------------------------------------------------------------------------------------
+
+    async def _decide(
+        self, call: ExecCommand, call_id: str, number: int, environment: Environment, environment_id: str
+    ) -> ExecRequest:
+        term = self._settings.tty_term if call.tty else None
+        env = variables(self._thread_id, self._session_id, call_id, term)
+        try:
+            request = request_of(call, environment, environment_id, env, self._settings.login_allowed)
+        except (RpcError, ForeignPath, ValueError) as error:  # a URI the model made up
+            raise ToolError(f"exec_command failed: workdir {call.workdir!r}: {error}") from None
+        if call.tty:
+            request = replace(request, rows=self._settings.rows, cols=self._settings.cols)
+        if self._prepare is None:
+            return request
+        try:
+            return await self._prepare(request, call)
+        except Declined as refusal:
+            self._tell_whole(request, call_id, number, "declined", str(refusal))
+            raise ToolError(f"exec_command failed: {refusal}") from None
+
+    async def _start(
+        self, environment: Environment, request: ExecRequest, call: ExecCommand, call_id: str, number: int
+    ) -> UnifiedProcess:
+        try:
+            process = await start(environment, request, f"{number}-{uuid4()}")
+        except (ExecServerError, OSError, ValueError, TypeError) as error:
+            cause = error.message if isinstance(error, ServerRejected) else str(error)
+            text = f"Failed to create unified exec process: {cause}"
+            self._tell_whole(request, call_id, number, "failed", text)
+            raise ToolError(f"exec_command failed: {text}") from None
+        running = UnifiedProcess(
+            number,
+            call_id,
+            process,
+            request,
+            remote=environment.is_remote,
+            capacity=self._settings.buffer_bytes,
+            emit=self._emit,
+        )
+        try:
+            await running.wait_exit(EARLY_EXIT_SECONDS)
+            if await self._denied(running):
+                await running.wait_output_over(TRAILING_SECONDS)
+                raise SandboxDenied(
+                    ToolOutput(
+                        wall_time=0.0,
+                        buffer=running.pending.drain(),
+                        chunk_id=secrets.token_hex(3),
+                        exit_code=running.exit_code,
+                        max_output_tokens=call.max_output_tokens,
+                    )
+                )
+        except BaseException:
+            running.abandon()
+            self._in_background(running.terminate())
+            raise
+        running.announce()
+        self._in_background(running.finished)
+        return running
+
+    async def _denied(self, running: UnifiedProcess) -> bool:
+        if running.exit is None:
+            return False
+        if running.exit.sandbox_denied is None:
+            try:
+                return (await running.process.read(after_seq=running.exit.seq)).sandbox_denied
+            except (ExecServerError, OSError):
+                return False  # it does not say; its exit code and its output will
+        return running.exit.sandbox_denied
+
+    async def _first_window(self, running: UnifiedProcess, window: int, max_tokens: int | None) -> ToolOutput:
+        if not running.exit_seen:
+            # Stored before anything is waited for, so that an interrupted turn does not lose it.
+            gone = self._store.store(running)
+            if gone is not None:
+                self._in_background(self._end(gone))
+        async with running.lock:
+            output = await self._collected(running, window, max_tokens)
+        if running.failure is not None:
+            self._store.release(running.number)
+            running.give_up()
+            await self._told(running)
+            raise ToolError(f"exec_command failed: Unified exec process failed: {running.failure}")
+        await self._told(running)
+        return output
+
+    # Talking ---------------------------------------------------------------------------------------
+
+    async def _type(self, running: UnifiedProcess, chars: str) -> None:
+        if not running.request.tty:
+            if chars != INTERRUPT:
+                raise ToolError(
+                    "write_stdin failed: stdin is closed for this session; rerun exec_command with tty=true"
+                    " to keep stdin open"
+                )
+            try:
+                await running.process.signal("interrupt")
+            except ServerRejected:
+                pass  # it has ended by itself; what it said is collected
+            except (ExecServerError, OSError) as error:
+                raise await self._lost(running, error) from None
+            return
+        try:
+            await running.process.write(chars.encode("utf-8", "replace"))
+        except StdinClosed:
+            running.given_up = True
+        except ProcessFailed as error:
+            if "(starting)" in str(error):
+                raise ToolError("write_stdin failed: failed to write to stdin") from None
+            running.given_up = True
+        except (ExecServerError, OSError) as error:
+            raise await self._lost(running, error) from None
+        else:
+            await asyncio.sleep(AFTER_WRITE_SECONDS)
+
+    async def _lost(self, running: UnifiedProcess, error: Exception) -> ToolError:
+        """What was typed may or may not have arrived: nobody can go on from there."""
+        self._store.release(running.number)
+        self._in_background(running.terminate())
+        running.failure = running.failure or str(error)
+        running.give_up()
+        return ToolError(f"write_stdin failed: Unified exec process failed: {running.failure}")
+
+    async def _collected(self, running: UnifiedProcess, window_ms: int, max_tokens: int | None) -> ToolOutput:
+        """Wait for the window or the end, and report which it was. A process that is over is let go."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        buffer = await self._collect(running, window_ms / 1000)
+        if running.ended:
+            self._store.release(running.number)
+            running.fallback = running.fallback or buffer.joined().decode("utf-8", "replace")
+            running.give_up()
+        return ToolOutput(
+            wall_time=loop.time() - began,
+            buffer=buffer,
+            chunk_id=secrets.token_hex(3),
+            exit_code=running.exit_code if running.ended else None,
+            session_id=None if running.ended else running.number,
+            max_output_tokens=max_tokens,
+        )
+
+    async def _collect(self, running: UnifiedProcess, window: float) -> HeadTailBuffer:
+        buffer = HeadTailBuffer(self._settings.buffer_bytes)
+        try:
+            await self._gather(running, window, buffer)
+        except BaseException:
+            # The call is interrupted. What it has seen nobody was told yet: the next one is.
+            buffer.merge(running.pending.drain())
+            running.pending = buffer
+            raise
+        return buffer
+
+    async def _gather(self, running: UnifiedProcess, window: float, buffer: HeadTailBuffer) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + window
+        paused_before = self._paused(loop.time())
+        grace: float | None = None
+        while True:
+            now = loop.time()
+            left = deadline + self._paused(now) - paused_before - now
+            if running.pending:
+                buffer.merge(running.pending.drain())
+                if left <= 0:
+                    return
+                continue
+            over = running.exit_seen or running.given_up
+            if (over and running.output_over) or left <= 0:
+                return
+            if over:
+                # Something else holds its output open, or the news is about to come.
+                grace = now + min(CLOSE_GRACE_SECONDS, left) if grace is None else grace
+                if now >= grace:
+                    return
+                await running.changed(grace - now)
+            else:
+                await running.changed(None if self._pauses else left)
+
+    async def _told(self, running: UnifiedProcess) -> None:
+        """If it is over and silent, let its end be told before the call returns."""
+        if running.given_up and running.output_over:
+            await asyncio.shield(running.finished)
+
+    async def _end(self, running: UnifiedProcess) -> None:
+        """Kill it, and see to it that its end is told, even if it will not go."""
+        await running.terminate()
+        await running.told(CLEANUP_SECONDS)
+
+    # The rest --------------------------------------------------------------------------------------
+
+    def _paused(self, now: float) -> float:
+        """Seconds spent in pauses so far."""
+        return self._paused_for + (now - self._paused_at if self._pauses else 0.0)
+
+    def _emit(self, event: ExecEvent) -> None:
+        if self._listener is None:
+            return
+        try:
+            self._listener(event)
+        except Exception as error:  # whoever listens must not be able to lose a command
+            log.error("a listener of command events failed", kind=type(event).__name__, error=repr(error))
+
+    def _tell_whole(self, request: DirectExec, call_id: str, number: int, status: str, text: str) -> None:
+        """The beginning and the end of a command that never ran."""
+        self._emit(
+            ExecCommandBegin(call_id=call_id, process_id=number, command=request.argv, cwd=request.cwd)
+        )
+        declined = status == "declined"
+        self._emit(
+            ExecCommandEnd(
+                call_id=call_id,
+                process_id=number,
+                command=request.argv,
+                cwd=request.cwd,
+                stdout="",
+                stderr=text,
+                aggregated_output=text,
+                exit_code=None if declined else LOST_EXIT,
+                duration=0.0,
+                status="declined" if declined else "failed",
+            )
+        )
+
+    def _in_background(self, work: Awaitable[object]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def clamp(asked: int | None, default: int, least: int, most: int) -> int:
+    """Milliseconds within bounds."""
+    return min(max(default if asked is None else asked, least), most)
+
+
+def _write_window(call: WriteStdin, max_poll_ms: int) -> int:
+    if call.chars:
+        return clamp(call.yield_time_ms, DEFAULT_WRITE_YIELD_MS, MIN_YIELD_MS, MAX_YIELD_MS)
+    return clamp(call.yield_time_ms, DEFAULT_WRITE_YIELD_MS, MIN_POLL_MS, max(max_poll_ms, MIN_POLL_MS))
+
+
+def _unknown(number: int) -> ToolError:
+    return ToolError(f"write_stdin failed: Unknown process id {number}")

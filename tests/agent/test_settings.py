@@ -1,0 +1,91 @@
+"""`config.toml` as an agent reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exec_server.agent.mcp_client import McpServer
+from exec_server.agent.settings import BadConfig, load_config
+
+WHOLE = """
+model = "m"
+model_provider = "mine"
+sandbox_mode = "workspace-write"
+approval_policy = "on-failure"
+model_reasoning_effort = "high"
+web_search = "live"
+somebody_elses = true
+
+[model_providers.mine]
+base_url = "http://127.0.0.1:1/v1"
+env_key = "MY_KEY"
+stream_max_retries = 2
+stream_idle_timeout_ms = 1500
+http_headers = { x = "y" }
+
+[mcp_servers.docs]
+command = "docs"
+args = ["--fast"]
+env = { A = "b" }
+startup_timeout_sec = 1.5
+
+[mcp_servers.far]
+url = "http://127.0.0.1:2/mcp"
+bearer_token_env_var = "MY_KEY"
+required = true
+
+[mcp_servers.off]
+command = "x"
+enabled = false
+"""
+
+
+def test_all_of_it(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(WHOLE)
+    config = load_config(str(tmp_path), {"MY_KEY": "secret"})
+    model = config.model_settings()
+    assert (model.model, model.base_url, model.api_key) == ("m", "http://127.0.0.1:1/v1", "secret")
+    assert (model.max_retries, model.idle_seconds, dict(model.headers)) == (2, 1.5, {"x": "y"})
+    assert (config.mode, config.approvals) == ("workspace-write", "on-request")
+    assert (config.reasoning_effort, config.web_search) == ("high", True)
+    far = {"Authorization": "Bearer secret"}
+    assert config.servers == (
+        McpServer(name="docs", command="docs", args=("--fast",), env={"A": "b"}, startup_seconds=1.5),
+        McpServer(name="far", url="http://127.0.0.1:2/mcp", headers=far, required=True),
+    )
+
+
+def test_what_is_said_elsewhere_wins(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('model = "m"\n')
+    chosen = load_config(str(tmp_path), {}).model_settings("n", "http://x", "k")
+    assert (chosen.model, chosen.base_url, chosen.api_key) == ("n", "http://x", "k")
+
+
+def test_nothing_at_all(tmp_path: Path) -> None:
+    config = load_config(str(tmp_path), {})
+    with pytest.raises(BadConfig, match="which model"):
+        config.model_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nonsense", "failed to read"),
+        ("model = 5", "`model` must be a text"),
+        ('sandbox_mode = "yolo"', "`sandbox_mode` must be one of read-only"),
+        ('approval_policy = "perhaps"', "`approval_policy` must be one of never"),
+        ('model_provider = "p"\n[model_providers.p]\nenv_key = "NOT_SET"', "NOT_SET, which is not set"),
+        ('model_provider = "p"\n[model_providers.p]\nstream_max_retries = -1', "must be a number"),
+        ("[mcp_servers.x]", "either `command` or `url`"),
+        ('[mcp_servers.x]\ncommand = "a"\nurl = "b"', "either `command` or `url`"),
+        ('[mcp_servers.x]\ncommand = "a"\nargs = [1]', "`args` must be a list of texts"),
+        ('[mcp_servers.x]\ncommand = "a"\nenv = {A = 1}', "`env` must be a table of texts"),
+        ('[mcp_servers.x]\ncommand = "a"\nrequired = 1', "`required` must be true or false"),
+    ],
+)
+def test_what_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(BadConfig, match=said):
+        load_config(str(tmp_path), {})

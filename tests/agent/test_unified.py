@@ -1,0 +1,972 @@
+"""The two tools: windows on a clock of their own, and real commands on a real machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import exec_server
+from exec_server.agent.exec import (
+    Declined,
+    DirectExec,
+    ExecCommand,
+    Prepare,
+    PreparedExec,
+    ToolError,
+    WriteStdin,
+)
+from exec_server.agent.screen import ScreenUnavailable, ScreenView
+from exec_server.agent.unified import SandboxDenied, Settings, UnifiedExec
+from exec_server.agent.unified_events import (
+    ExecCommandBegin,
+    ExecCommandEnd,
+    ExecCommandOutputDelta,
+    ExecEvent,
+    TerminalInteraction,
+)
+from exec_server.agent.unified_text import ToolOutput
+from exec_server.client.errors import ConnectionLost, OutputLost, ProcessFailed, ServerRejected, StdinClosed
+from exec_server.client.sandbox import Sandbox
+from exec_server.services import Closed, EnvironmentFacts, Exited, Failed, Shell
+from exec_server.wire.sandbox import Disabled, SandboxContext
+from support.scripted import ScriptedMachine, Step, exits, prints
+from support.server import RunningServer
+from support.virtual_time import run_virtual
+from support.wait import eventually_async
+
+Body = Callable[[UnifiedExec, list[ExecEvent]], Awaitable[None]]
+
+
+def names(events: Sequence[ExecEvent]) -> list[str]:
+    return [type(event).__name__.removeprefix("ExecCommand") for event in events]
+
+
+def end_of(events: Sequence[ExecEvent]) -> ExecCommandEnd:
+    (end,) = [event for event in events if isinstance(event, ExecCommandEnd)]
+    return end
+
+
+# Time ------------------------------------------------------------------------------------------------------
+
+
+def scripted(machine: ScriptedMachine, body: Body, **options: Any) -> None:
+    """Run a test on a machine that follows a script, in no time."""
+
+    async def main() -> None:
+        events: list[ExecEvent] = []
+        settings = options.pop("settings", Settings(sequential_ids=True))
+        machines: Any = {"m": machine}
+        unified = UnifiedExec(machines, "m", emit=events.append, settings=settings, **options)
+        await body(unified, events)
+        await unified.close()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("asked", "window"), [(1, 250), (250, 250), (30_000, 30_000), (99_999, 30_000), (None, 10_000)]
+)
+def test_windows_of_exec_command(asked: int | None, window: int) -> None:
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        output = await unified.exec_command(ExecCommand(cmd="sleep", yield_time_ms=asked), "c")
+        assert output.wall_time == pytest.approx(window / 1000)
+        assert output.session_id == 1000
+        assert output.exit_code is None
+
+    scripted(ScriptedMachine([]), body)
+
+
+def test_windows_on_windows() -> None:
+    machine = ScriptedMachine([])
+    machine.info = EnvironmentFacts(shell=Shell("cmd", "cmd.exe"), cwd="file:///C:/", platform_os="windows")
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        output = await unified.exec_command(ExecCommand(cmd="sleep", yield_time_ms=250), "c")
+        assert output.wall_time == pytest.approx(10)
+
+    scripted(machine, body)
+
+
+@pytest.mark.parametrize(
+    ("chars", "asked", "window"),
+    [
+        ("x", None, 250),
+        ("x", 1, 250),
+        ("x", 20_000, 20_000),
+        ("x", 99_999, 30_000),
+        ("", None, 5000),
+        ("", 250, 5000),
+        ("", 60_000, 60_000),
+        ("", 999_999, 300_000),
+    ],
+)
+def test_windows_of_write_stdin(chars: str, asked: int | None, window: int) -> None:
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        await unified.exec_command(ExecCommand(cmd="cat", tty=True, yield_time_ms=250), "c")
+        output = await unified.write_stdin(WriteStdin(session_id=1000, chars=chars, yield_time_ms=asked))
+        assert output.wall_time == pytest.approx(window / 1000)
+
+    scripted(ScriptedMachine([]), body)
+
+
+@pytest.mark.parametrize(("most", "window"), [(60_000, 60), (1000, 5)])
+def test_the_longest_poll_is_a_setting(most: int, window: float) -> None:
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        await unified.exec_command(ExecCommand(cmd="cat", yield_time_ms=250), "c")
+        output = await unified.write_stdin(WriteStdin(session_id=1000, yield_time_ms=10**6))
+        assert output.wall_time == pytest.approx(window)
+
+    scripted(ScriptedMachine([]), body, settings=Settings(sequential_ids=True, max_poll_ms=most))
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_the_exit_ends_a_window_at_once(remote: bool) -> None:
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        output = await unified.exec_command(ExecCommand(cmd="x"), "c")
+        assert output.wall_time == pytest.approx(3 - 0.15), "after the early window of 150 ms"
+        assert (output.exit_code, output.session_id) == (4, None)
+        assert names(events) == ["Begin", "OutputDelta", "End"], "all told before the call returns"
+        again = await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), "d")
+        assert again.session_id is not None
+        poll = await unified.write_stdin(WriteStdin(session_id=again.session_id))
+        assert poll.wall_time == pytest.approx(3 - 0.4)
+
+    script = [prints(1, "out"), *exits(3, 4)]
+    scripted(ScriptedMachine(script, script, remote=remote), body)
+
+
+def test_output_held_open_by_somebody_else_on_this_machine() -> None:
+    """U18: a child of the command keeps its stdout; the call goes on without it."""
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        output = await unified.exec_command(ExecCommand(cmd="x"), "c")
+        assert output.exit_code == 0
+        assert output.wall_time == pytest.approx(1 - 0.15 + 0.05)
+        assert names(events) == ["Begin", "OutputDelta"]
+        await asyncio.sleep(1)
+        assert end_of(events).aggregated_output == "early late", (
+            "what came within 100 ms is in the transcript"
+        )
+
+    late: list[Step] = [
+        prints(0.5, "early"),
+        *exits(1, closed=False),
+        prints(1.08, " late"),
+        prints(1.5, " too late"),
+    ]
+    scripted(ScriptedMachine(late), body)
+
+
+def test_an_exit_that_is_never_closed_on_another_machine() -> None:
+    """U19: without `closed` more may come, so the window is used up; then the code is told."""
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        output = await unified.exec_command(ExecCommand(cmd="x"), "c")
+        assert output.wall_time == pytest.approx(10)
+        assert (output.exit_code, output.session_id) == (7, None)
+        with pytest.raises(ToolError, match="Unknown process id 1000"):
+            await unified.write_stdin(WriteStdin(session_id=1000))
+        await asyncio.sleep(1)
+        assert end_of(events).exit_code == 7
+
+    scripted(ScriptedMachine(exits(1, 7, closed=False), remote=True), body)
+
+
+def test_questions_to_a_person_stop_the_clock() -> None:
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        call = asyncio.ensure_future(unified.exec_command(ExecCommand(cmd="x", yield_time_ms=1000), "c"))
+        await asyncio.sleep(0.5)
+        with unified.paused():
+            await asyncio.sleep(60)
+            with unified.paused():
+                await asyncio.sleep(60)
+            assert not call.done()
+        output = await call
+        assert output.wall_time == pytest.approx(1 + 120)
+        assert output.session_id is not None
+
+    scripted(ScriptedMachine([]), body)
+
+
+def test_a_pause_before_a_window_is_not_counted_in_it() -> None:
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        with unified.paused():
+            await asyncio.sleep(60)
+        output = await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=1000), "c")
+        assert output.wall_time == pytest.approx(1)
+
+    scripted(ScriptedMachine([]), body)
+
+
+def test_what_was_shown_is_not_shown_again() -> None:
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        first = await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=1000), "c")
+        second = await unified.write_stdin(WriteStdin(session_id=1000))
+        third = await unified.write_stdin(WriteStdin(session_id=1000))
+        assert [output.collected for output in (first, second, third)] == ["one", "two", "three"]
+        assert third.exit_code == 0
+        assert end_of(events).stdout == "onetwothree"
+        assert names(events).count("TerminalInteraction") == 1, "only for the poll that found it running"
+
+    script = [prints(0.5, "one"), prints(2, "two"), prints(10, "three"), *exits(10)]
+    scripted(ScriptedMachine(script), body)
+
+
+def test_an_exit_between_two_polls_is_told_by_the_second() -> None:
+    """U9, and its end is told when it happens."""
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), "c")
+        await asyncio.sleep(5)
+        assert end_of(events).exit_code == 9
+        assert unified.running() == []
+        poll = await unified.write_stdin(WriteStdin(session_id=1000))
+        assert poll.wall_time == 0
+        assert (poll.exit_code, poll.session_id, poll.collected) == (9, None, "x")
+        with pytest.raises(ToolError, match="Unknown process id 1000"):
+            await unified.write_stdin(WriteStdin(session_id=1000))
+        assert names(events) == ["Begin", "OutputDelta", "End"], "nothing was typed into what was over"
+
+    scripted(ScriptedMachine([prints(1, "x"), *exits(1, 9)]), body)
+
+
+def test_the_oldest_goes_when_there_are_too_many() -> None:
+    """U11."""
+    machine = ScriptedMachine()
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        async def start(number: int) -> ToolOutput:
+            return await unified.exec_command(ExecCommand(cmd="sleep", yield_time_ms=250), f"c{number}")
+
+        for number in range(64):
+            await start(number)
+        await unified.write_stdin(WriteStdin(session_id=1000, chars="\x03"))
+        await start(64)
+        assert [process.terminated for process in machine.started] == [0, 1] + [0] * 63
+        assert len(unified.running()) == 64
+        assert [command.number for command in unified.running()][:3] == [1000, 1002, 1003]
+        await asyncio.sleep(1)
+        assert end_of(events).call_id == "c1", "its end is told, too"
+        with pytest.raises(ToolError, match="Unknown process id 1001"):
+            await unified.write_stdin(WriteStdin(session_id=1001))
+
+    scripted(machine, body)
+    assert [process.terminated for process in machine.started] == [1] * 65, "U15: the thread ends them all"
+
+
+@pytest.mark.parametrize(("dies_after", "code"), [(0.0, 137), (1.5, 137), (None, -1)])
+def test_what_is_killed_ends_with_its_exit_code(dies_after: float | None, code: int) -> None:
+    """However long it takes; unless it takes for ever, and then the end is told all the same."""
+    machine = ScriptedMachine()
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        for call in ("a", "b"):
+            await unified.exec_command(ExecCommand(cmd="sleep", yield_time_ms=250), call)
+        for process in machine.started:
+            process.dies_after = dies_after
+        assert await unified.terminate(1000)
+        assert not await unified.terminate(1000)
+        await unified.close()
+        ends = [event for event in events if isinstance(event, ExecCommandEnd)]
+        assert sorted((end.call_id, end.exit_code) for end in ends) == [("a", code), ("b", code)]
+
+    scripted(machine, body)
+
+
+def test_an_interrupted_turn_does_not_lose_its_command() -> None:
+    """U14."""
+    machine = ScriptedMachine(
+        [prints(0.5, "early "), prints(1.5, "and "), prints(5, "still here"), *exits(5)]
+    )
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        call = asyncio.ensure_future(unified.exec_command(ExecCommand(cmd="x"), "c"))
+        await asyncio.sleep(1)
+        call.cancel()
+        await asyncio.wait([call])
+        assert [command.number for command in unified.running()] == [1000]
+        poll = asyncio.ensure_future(unified.write_stdin(WriteStdin(session_id=1000, yield_time_ms=60_000)))
+        await asyncio.sleep(1)
+        poll.cancel()
+        await asyncio.wait([poll])
+        again = await unified.write_stdin(WriteStdin(session_id=1000, yield_time_ms=60_000))
+        assert again.collected == "early and still here", "and nothing that was printed meanwhile"
+        assert machine.started[0].terminated == 0
+
+    scripted(machine, body)
+
+
+def test_an_interrupt_before_the_command_was_announced_ends_it() -> None:
+    machine = ScriptedMachine([])
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        call = asyncio.ensure_future(unified.exec_command(ExecCommand(cmd="x"), "c"))
+        await asyncio.sleep(0.1)
+        call.cancel()
+        await asyncio.wait([call])
+        assert unified.running() == []
+        assert events == []
+        await asyncio.sleep(0)
+        assert machine.started[0].terminated == 1
+
+    scripted(machine, body)
+
+
+def test_two_at_once_take_turns() -> None:
+    """U10."""
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        await unified.exec_command(ExecCommand(cmd="x", tty=True, yield_time_ms=250), "c")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        calls = [unified.write_stdin(WriteStdin(session_id=1000, chars=char)) for char in "ab"]
+        first, second = await asyncio.gather(*calls)
+        assert loop.time() - began == pytest.approx(2 * 0.35)
+        assert first.collected + second.collected == "12"
+        assert [event.stdin for event in events if isinstance(event, TerminalInteraction)] == ["a", "b"]
+
+    scripted(ScriptedMachine([prints(0.6, "1"), prints(0.9, "2")]), body)
+
+
+def test_different_processes_are_talked_to_side_by_side() -> None:
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        for number in range(3):
+            await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), f"c{number}")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.gather(
+            *(unified.write_stdin(WriteStdin(session_id=1000 + number)) for number in range(3))
+        )
+        assert loop.time() - began == pytest.approx(5)
+
+    scripted(ScriptedMachine(), body)
+
+
+def test_a_sandbox_that_refuses_at_once() -> None:
+    """U16."""
+    denied: list[Step] = [prints(0.05, "Read-only file system"), (0.1, Exited(0, 1, True)), (0.1, Closed(0))]
+    unsaid: list[Step] = [prints(0.05, "no"), (0.1, Exited(0, 2, None)), (0.1, Closed(0))]
+    late: list[Step] = [(1.0, Exited(0, 1, True)), (1.0, Closed(0))]
+    machine = ScriptedMachine(denied, unsaid, late)
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        with pytest.raises(SandboxDenied) as caught:
+            await unified.exec_command(ExecCommand(cmd="touch /usr/x"), "c")
+        assert caught.value.result.exit_code == 1
+        assert str(caught.value).endswith(
+            "\nWall time: 0.0000 seconds\nProcess exited with code 1\nOriginal token count: 6\nOutput:\n"
+            "Read-only file system"
+        )
+        assert events == []
+        output = await unified.exec_command(ExecCommand(cmd="x"), "d")
+        assert output.exit_code == 2, "a machine that does not say is asked, and says no"
+        assert (await unified.exec_command(ExecCommand(cmd="x"), "e")).exit_code == 1, "later it is a failure"
+        assert names(events) == ["Begin", "OutputDelta", "End", "Begin", "End"]
+
+    scripted(machine, body)
+
+
+def test_a_machine_that_is_lost() -> None:
+    """U17, in the first window, in a later one, and in between."""
+    gone = "exec-server transport disconnected: reset"
+    lost: list[Step] = [prints(0.5, "so far"), (1, Failed(gone))]
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        with pytest.raises(ToolError, match=f"^exec_command failed: Unified exec process failed: {gone}$"):
+            await unified.exec_command(ExecCommand(cmd="x"), "a")
+        end = end_of(events)
+        assert (end.exit_code, end.stderr, end.aggregated_output) == (-1, gone, f"so far\n{gone}")
+        events.clear()
+        await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), "b")
+        with pytest.raises(ToolError, match=f"^write_stdin failed: Unified exec process failed: {gone}$"):
+            await unified.write_stdin(WriteStdin(session_id=1001))
+        await asyncio.sleep(1)
+        assert end_of(events).exit_code == -1
+        events.clear()
+        with pytest.raises(ToolError, match=gone):
+            await unified.exec_command(ExecCommand(cmd="x"), "c")
+        assert names(events) == ["Begin", "End"]
+        assert end_of(events).aggregated_output == gone, "also without any output"
+        for number in (1000, 1001, 1002):
+            with pytest.raises(ToolError, match="Unknown process id"):
+                await unified.write_stdin(WriteStdin(session_id=number))
+
+    scripted(ScriptedMachine(lost, lost, [(0.01, Failed(gone))], remote=True), body)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (StdinClosed("closed"), None),
+        (ProcessFailed("the server does not know process 'p' (unknownProcess)"), None),
+        (
+            ProcessFailed("the server does not know process 'p' (starting)"),
+            "write_stdin failed: failed to write to stdin",
+        ),
+        (ConnectionLost("reset"), "write_stdin failed: Unified exec process failed: reset"),
+    ],
+)
+def test_typing_that_does_not_arrive(error: Exception, text: str | None) -> None:
+    machine = ScriptedMachine([prints(0.01, "x")])
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        await unified.exec_command(ExecCommand(cmd="x", tty=True, yield_time_ms=250), "c")
+        machine.started[0].write_error = error
+        call = unified.write_stdin(WriteStdin(session_id=1000, chars="a"))
+        if text is None:
+            output = await call
+            assert (output.exit_code, output.session_id) == (None, None), "over, and nobody knows how"
+            assert output.wall_time == pytest.approx(0.05)
+        else:
+            with pytest.raises(ToolError, match=f"^{text}$"):
+                await call
+        still = "starting" in str(error)
+        assert bool(unified.running()) == still
+        await asyncio.sleep(1)
+        assert ("End" in names(events)) != still
+        assert machine.started[0].terminated == (1 if isinstance(error, ConnectionLost) else 0)
+
+    scripted(machine, body)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ServerRejected("process/signal", -32600, "unknown process id p"), None),
+        (ConnectionLost("reset"), "write_stdin failed: Unified exec process failed: reset"),
+    ],
+)
+def test_an_interrupt_that_does_not_arrive(error: Exception, text: str | None) -> None:
+    machine = ScriptedMachine(exits(1, 5))
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), "c")
+        machine.started[0].signal_error = error
+        call = unified.write_stdin(WriteStdin(session_id=1000, chars="\x03", yield_time_ms=5000))
+        if text is None:
+            assert (await call).exit_code == 5, "it ended by itself"
+        else:
+            with pytest.raises(ToolError, match=f"^{text}$"):
+                await call
+
+    scripted(machine, body)
+
+
+def test_who_comes_second_to_a_process_that_is_over() -> None:
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), "c")
+        calls = [unified.write_stdin(WriteStdin(session_id=1000)) for _ in range(2)]
+        first, second = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(first, ToolOutput)
+        assert first.exit_code == 6
+        assert str(second) == "write_stdin failed: Unknown process id 1000"
+
+    scripted(ScriptedMachine(exits(1, 6)), body)
+
+
+def test_output_that_was_lost_on_the_way() -> None:
+    machine = ScriptedMachine([])
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        call = asyncio.ensure_future(unified.exec_command(ExecCommand(cmd="x"), "c"))
+        await asyncio.sleep(1)
+        machine.started[0].happen(OutputLost("p", 3))
+        with pytest.raises(ToolError, match="output of process 'p' after number 3 is no longer retained"):
+            await call
+        assert end_of(events).exit_code == -1
+
+    scripted(machine, body)
+
+
+def test_a_listener_that_fails_loses_nothing(capsys: pytest.CaptureFixture[str], fresh_log: None) -> None:
+    def broken(event: ExecEvent) -> None:
+        raise RuntimeError("listener")
+
+    async def main() -> None:
+        machine: Any = ScriptedMachine([prints(0.1, "out"), *exits(0.2)])
+        unified = UnifiedExec({"m": machine}, "m", emit=broken)
+        output = await unified.exec_command(ExecCommand(cmd="x"), "c")
+        assert output.collected == "out"
+        await unified.close()
+
+    run_virtual(main())
+    assert "a listener of command events failed" in capsys.readouterr().err
+
+
+# What is started --------------------------------------------------------------------------------------------
+
+
+def test_what_the_machine_is_asked_for() -> None:
+    machine = ScriptedMachine(exits(0.1), exits(0.1))
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        await unified.exec_command(ExecCommand(cmd="echo hi", workdir="sub", tty=True), "call")
+        await unified.exec_command(ExecCommand(cmd="echo hi", login=False), "call")
+
+    settings = Settings(sequential_ids=True, tty_term="linux", rows=40, cols=120)
+    scripted(machine, body, settings=settings, thread_id="t", session_id="s")
+    terminal, plain = machine.options
+    assert terminal["argv"] == ["/bin/bash", "-lc", "echo hi"]
+    assert terminal["process_id"].startswith("1000-")
+    assert len(terminal["process_id"]) == 5 + 36
+    assert terminal["cwd"] == "file:///work/sub"
+    assert (terminal["tty"], terminal["stdin"], terminal["rows"], terminal["cols"]) == (True, False, 40, 120)
+    assert terminal["env"]["TERM"] == "linux"
+    assert terminal["env_policy"].inherit == "all"
+    assert plain["argv"] == ["/bin/bash", "-c", "echo hi"]
+    assert (plain["tty"], plain["stdin"], plain["rows"], plain["sandbox"]) == (False, False, None, None)
+    assert plain["env"]["TERM"] == "dumb"
+    assert plain["env"]["CODEX_THREAD_ID"] == "t"
+
+
+def test_policy_decides_what_is_started() -> None:
+    machine = ScriptedMachine(exits(0.1))
+    sandbox = SandboxContext(permissions=Disabled(), windows_sandbox_level="disabled")
+
+    async def prepare(request: DirectExec, call: ExecCommand) -> DirectExec:
+        if "rm" in call.cmd:
+            raise Declined("rm is not allowed")
+        assert call.justification == "please"
+        return PreparedExec(
+            argv=["wrapped", *request.argv], cwd=request.cwd, env=request.env, sandbox=sandbox
+        )
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        await unified.exec_command(ExecCommand(cmd="ls", justification="please"), "c")
+        assert machine.options[0]["argv"] == ["wrapped", "/bin/bash", "-lc", "ls"]
+        assert machine.options[0]["sandbox"] is sandbox
+        events.clear()
+        with pytest.raises(ToolError, match=r"^exec_command failed: rm is not allowed$"):
+            await unified.exec_command(ExecCommand(cmd="rm -r /"), "d")
+        assert names(events) == ["Begin", "End"], "what was refused is seen"
+        end = end_of(events)
+        assert (end.status, end.exit_code, end.aggregated_output) == ("declined", None, "rm is not allowed")
+        assert len(machine.started) == 1
+
+    scripted(machine, body, prepare=prepare)
+
+
+def test_what_cannot_be_started() -> None:
+    machine = ScriptedMachine()
+    machine.start_error = ServerRejected("process/start", -32600, "No such file or directory (os error 2)")
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        text = "Failed to create unified exec process: No such file or directory (os error 2)"
+        with pytest.raises(ToolError) as caught:
+            await unified.exec_command(ExecCommand(cmd="x"), "c")
+        assert str(caught.value) == f"exec_command failed: {text}"
+        end = end_of(events)
+        assert (end.exit_code, end.status, end.aggregated_output) == (-1, "failed", text)
+        with pytest.raises(ToolError, match="unknown turn environment id `mars`"):
+            await unified.exec_command(ExecCommand(cmd="x", environment_id="mars"), "c")
+        with pytest.raises(ToolError, match="query parameters are not allowed"):
+            await unified.exec_command(ExecCommand(cmd="x", workdir="file:///x?y"), "c")
+        machine.start_error = None
+        output = await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), "c")
+        assert output.session_id is not None, "numbers of what did not start are free"
+
+    scripted(machine, body)
+
+
+# Real commands on a real machine ----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def on(target: str | None, **options: Any) -> AsyncIterator[tuple[UnifiedExec, list[ExecEvent]]]:
+    events: list[ExecEvent] = []
+    async with exec_server.connect(target) as machine:
+        settings = options.pop("settings", Settings(sequential_ids=True, login_allowed=False))
+        unified = UnifiedExec({"m": machine}, "m", emit=events.append, settings=settings, **options)
+        try:
+            yield unified, events
+        finally:
+            await unified.close()
+
+
+@pytest.fixture(params=["here", "there"])
+def target(request: pytest.FixtureRequest, server: RunningServer) -> str:
+    """The same behaviour on this machine and across a connection."""
+    return "in-process:" if request.param == "here" else server.url
+
+
+def test_a_command(target: str) -> None:
+    """U1 and U4."""
+
+    async def main() -> None:
+        async with on(target) as (unified, events):
+            output = await unified.exec_command(ExecCommand(cmd="echo hi"), "c")
+            assert output.text().endswith(
+                "\nProcess exited with code 0\nOriginal token count: 1\nOutput:\nhi\n"
+            )
+            assert names(events) == ["Begin", "OutputDelta", "End"]
+            assert end_of(events).status == "completed"
+            events.clear()
+            failed = await unified.exec_command(ExecCommand(cmd="echo out; echo err >&2; exit 3"), "d")
+            assert failed.exit_code == 3
+            assert sorted(failed.collected.split()) == ["err", "out"]
+            assert end_of(events).status == "failed"
+            assert {event.call_id for event in events} == {"d"}
+
+    asyncio.run(main())
+
+
+def test_a_conversation_on_a_terminal(target: str) -> None:
+    """U5."""
+
+    async def main() -> None:
+        async with on(target) as (unified, events):
+            loop = "while read x; do echo got:$x; done; echo bye"
+            first = await unified.exec_command(ExecCommand(cmd=loop, tty=True, yield_time_ms=250), "c")
+            assert first.session_id is not None
+            for word in ("one", "two", "three"):
+                await type_until(unified, first.session_id, f"{word}\n", f"got:{word}\r\n")
+            last = await until_over(unified, first.session_id, "\x04")
+            assert "bye\r\n" in last.collected
+            assert last.exit_code == 0
+            typed = [
+                event.stdin for event in events if isinstance(event, TerminalInteraction) and event.stdin
+            ]
+            assert typed == ["one\n", "two\n", "three\n", "\x04"]
+            assert names(events)[-1] == "End"
+
+    asyncio.run(main())
+
+
+async def type_until(unified: UnifiedExec, number: int, chars: str, wanted: str) -> str:
+    """Type, and look until the answer is there: a busy machine may need more than one window."""
+    seen = (await unified.write_stdin(WriteStdin(session_id=number, chars=chars))).collected
+    for _ in range(4):
+        if wanted in seen:
+            return seen
+        seen += (await unified.write_stdin(WriteStdin(session_id=number))).collected
+    raise AssertionError(f"{wanted!r} is not in {seen!r}")
+
+
+async def until_over(unified: UnifiedExec, number: int, chars: str) -> ToolOutput:
+    output = await unified.write_stdin(WriteStdin(session_id=number, chars=chars, yield_time_ms=10_000))
+    while output.session_id is not None:
+        output = await unified.write_stdin(WriteStdin(session_id=number))
+    return output
+
+
+def test_without_a_terminal(target: str, tmp_path: Path) -> None:
+    """U6, U7 and U8."""
+    ready = tmp_path / "ready"
+
+    async def main() -> None:
+        async with on(target) as (unified, events):
+            trap = f"trap 'echo stopped; exit 7' INT; touch {ready}; while :; do sleep 0.05; done"
+            started = await unified.exec_command(ExecCommand(cmd=trap, yield_time_ms=250), "c")
+            assert started.session_id == 1000
+            await eventually_async(ready.exists, "the trap")
+            with pytest.raises(ToolError) as caught:
+                await unified.write_stdin(WriteStdin(session_id=1000, chars="x"))
+            assert str(caught.value) == (
+                "write_stdin failed: stdin is closed for this session;"
+                " rerun exec_command with tty=true to keep stdin open"
+            )
+            stopped = await until_over(unified, 1000, "\x03")
+            assert stopped.exit_code == 7
+            assert stopped.collected == "stopped\n"
+            assert [event.stdin for event in events if isinstance(event, TerminalInteraction)][-1] == "\x03"
+            with pytest.raises(ToolError, match=r"^write_stdin failed: Unknown process id 12345$"):
+                await unified.write_stdin(WriteStdin(session_id=12345))
+
+    asyncio.run(main())
+
+
+def test_a_flood(target: str) -> None:
+    """U12: the numbers of the reference for 3.2 MB, and every byte of it in deltas."""
+
+    async def main() -> None:
+        async with on(target) as (unified, events):
+            flood = "awk 'BEGIN { for (i = 0; i < 400000; i++) printf \"%07d\\n\", i }'"
+            output = await unified.exec_command(ExecCommand(cmd=flood, yield_time_ms=30_000), "c")
+            assert output.exit_code == 0
+            assert "Original token count: 800000\n" in output.text()
+            assert "\n... 2151424 bytes omitted ...\n" in output.text()
+            end = end_of(events)
+            assert len(end.aggregated_output) == 1_048_607
+            assert end.aggregated_output.endswith("0399999\n")
+            deltas = [event.chunk for event in events if isinstance(event, ExecCommandOutputDelta)]
+            assert sum(map(len, deltas)) == 3_200_000
+            assert max(map(len, deltas)) <= 8192
+
+    asyncio.run(main())
+
+
+def test_a_child_that_keeps_the_output_open(tmp_path: Path) -> None:
+    """U18 for real: the shell is gone, what it left behind holds its stdout."""
+    release = tmp_path / "release"
+
+    async def main() -> None:
+        async with on("in-process:") as (unified, events):
+            left = f"(until [ -e {release} ]; do sleep 0.05; done; echo late) & echo early"
+            output = await unified.exec_command(ExecCommand(cmd=left, yield_time_ms=30_000), "c")
+            assert output.exit_code == 0
+            assert output.collected == "early\n"
+            assert output.wall_time < 20
+            await eventually_async(lambda: "End" in names(events), "the end")
+            release.touch()
+
+    asyncio.run(main())
+
+
+def gone(pid: int) -> bool:
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def test_the_thread_ends_everything(target: str, tmp_path: Path) -> None:
+    """U15 for real."""
+
+    async def main() -> None:
+        async with on(target) as (unified, events):
+            for number in range(3):
+                start = f"echo $$ > {tmp_path}/{number}; exec sleep 600"
+                await unified.exec_command(ExecCommand(cmd=start, yield_time_ms=250), f"c{number}")
+            files = [tmp_path / str(number) for number in range(3)]
+            await eventually_async(
+                lambda: all(file.exists() and file.read_text() for file in files), "the pids"
+            )
+            assert [command.number for command in unified.running()] == [1000, 1001, 1002]
+            assert await unified.terminate(1001)
+            assert not await unified.terminate(1001)
+            await unified.close()
+            assert unified.running() == []
+            assert names(events).count("End") == 3
+            for file in files:
+                pid = int(file.read_text())
+                await eventually_async(
+                    lambda pid=pid: not os.path.exists(f"/proc/{pid}"), f"the end of {pid}"
+                )
+
+    asyncio.run(main())
+
+
+def test_a_server_that_dies_under_a_command(tmp_path: Path) -> None:
+    """U17 for real: stdio cannot be connected again."""
+    file = tmp_path / "pid"
+
+    async def main() -> None:
+        events: list[ExecEvent] = []
+        async with exec_server.connect([sys.executable, "-m", "exec_server", "--listen", "stdio"]) as machine:
+            unified = UnifiedExec(
+                {"m": machine}, "m", emit=events.append, settings=Settings(login_allowed=False)
+            )
+            start = ExecCommand(cmd=f"echo $PPID > {file}; exec sleep 600", yield_time_ms=250)
+            started = await unified.exec_command(start, "c")
+            assert started.session_id is not None
+            os.kill(int(await eventually_async(lambda: file.exists() and file.read_text(), "the pid")), 9)
+            with pytest.raises(ToolError, match="write_stdin failed: Unified exec process failed: "):
+                await unified.write_stdin(WriteStdin(session_id=started.session_id, yield_time_ms=60_000))
+            await eventually_async(lambda: "End" in names(events), "the end")
+            assert end_of(events).exit_code == -1
+            assert end_of(events).stderr
+            await unified.close()
+
+    asyncio.run(main())
+
+
+def confined(sandbox: SandboxContext) -> Prepare:
+    async def prepare(request: DirectExec, call: ExecCommand) -> PreparedExec:
+        return request.confined(sandbox)
+
+    return prepare
+
+
+def test_a_real_sandbox(target: str, tmp_path: Path) -> None:
+    """U16 for real. Whether the refusal comes within 150 ms is up to the machine; that it comes is not."""
+    file = tmp_path / "not-here"
+
+    async def main() -> None:
+        async with on(target, prepare=confined(Sandbox.read_only())) as (unified, events):
+            assert (await unified.exec_command(ExecCommand(cmd="echo in"), "a")).collected == "in\n"
+            events.clear()
+            try:
+                output = await unified.exec_command(ExecCommand(cmd=f"touch {file}"), "b")
+                assert names(events)[-1] == "End"
+            except SandboxDenied as denied:
+                output = denied.result
+                assert events == []
+            assert output.exit_code == 1
+            assert "touch: " in output.collected
+
+    asyncio.run(main())
+    assert not file.exists()
+
+
+def test_a_server_that_takes_no_direct_starts(start_server: Callable[..., RunningServer]) -> None:
+    """What was decided down to the last variable is started; what the machine would have to add to is not."""
+    server = start_server("--no-direct")
+
+    async def prepare(request: DirectExec, call: ExecCommand) -> DirectExec:
+        if call.justification == "as it is":
+            return request
+        return request.final({"PATH": "/usr/bin:/bin", "PAGER": "less", "ONLY": "this"})
+
+    async def main() -> None:
+        async with on(server.url, prepare=prepare) as (unified, _):
+            command = "echo $ONLY $PAGER ${HOME:-nowhere} $0"
+            output = await unified.exec_command(ExecCommand(cmd=command), "a")
+            assert output.exit_code == 0
+            assert output.collected.startswith("this cat nowhere ")
+            terminal = await unified.exec_command(ExecCommand(cmd="test -t 1", tty=True), "b")
+            assert terminal.exit_code == 0
+            with pytest.raises(ToolError, match="direct exec is disabled"):
+                await unified.exec_command(ExecCommand(cmd="true", justification="as it is"), "c")
+        async with on(server.url, prepare=confined(Sandbox.read_only())) as (unified, _):
+            with pytest.raises(ToolError, match="direct exec is disabled"):
+                await unified.exec_command(ExecCommand(cmd="true"), "d")
+
+    asyncio.run(main())
+
+
+# Screens ----------------------------------------------------------------------------------------------------
+
+PAINTER = Settings(sequential_ids=True, login_allowed=False, tty_term="linux")
+
+PAGER = """
+import curses
+def main(window):
+    top, lines = 0, [f"line {number}" for number in range(100)]
+    while True:
+        window.erase()
+        for row in range(curses.LINES - 1):
+            window.addstr(row, 0, lines[top + row])
+        window.addstr(curses.LINES - 1, 0, f"-- at {top} --", curses.A_REVERSE)
+        window.refresh()
+        key = window.getch()
+        if key == ord("q"):
+            return
+        top = min(max(top + {ord(" "): 23, ord("b"): -23}.get(key, 0), 0), 77)
+curses.wrapper(main)
+"""
+
+
+async def screen_until(unified: UnifiedExec, number: int, wanted: str, chars: str = "") -> ScreenView:
+    """Press keys, and look until something is on the screen."""
+    if chars:
+        await unified.write_stdin(WriteStdin(session_id=number, chars=chars))
+    return await eventually_async(
+        lambda: view if wanted in (view := unified.screen(number)).text else None, f"{wanted!r} on the screen"
+    )
+
+
+def test_a_program_that_paints(target: str, tmp_path: Path) -> None:
+    program = tmp_path / "pager.py"
+    program.write_text(PAGER)
+
+    async def main() -> None:
+        async with on(target, settings=PAINTER) as (unified, _):
+            start = ExecCommand(
+                cmd=f"{sys.executable} {program}; echo over; read x", tty=True, yield_time_ms=250
+            )
+            number = (await unified.exec_command(start, "c")).session_id
+            assert number is not None
+            view = await screen_until(unified, number, "-- at 0 --")
+            assert view.rows[0] == "line 0"
+            assert view.rows[23] == "-- at 0 --"
+            view = await screen_until(unified, number, "-- at 23 --", " ")
+            assert view.rows[0] == "line 23"
+            view = await screen_until(unified, number, "-- at 0 --", "b")
+            assert view.rows[:2] == ["line 0", "line 1"]
+            await screen_until(unified, number, "over", "q")
+            last = await until_over(unified, number, "\n")
+            assert last.exit_code == 0
+            with pytest.raises(ToolError, match="Unknown process id"):
+                unified.screen(number)
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(shutil.which("vim") is None, reason="vim is not installed here")
+def test_vim(tmp_path: Path) -> None:
+    file = tmp_path / "note.txt"
+    file.write_text("first\nsecond\n")
+
+    async def main() -> None:
+        async with on("in-process:", settings=PAINTER) as (unified, _):
+            start = ExecCommand(cmd=f"vim -u NONE -N {file}", tty=True, yield_time_ms=250)
+            number = (await unified.exec_command(start, "c")).session_id
+            assert number is not None
+            view = await screen_until(unified, number, "second")
+            assert view.rows[:3] == ["first", "second", "~"]
+            view = await screen_until(unified, number, "third", "Gothird\x1b")
+            assert view.rows[2] == "third"
+            await eventually_async(lambda: unified.screen(number).cursor == (2, 4), "the end of typing")
+            done = await until_over(unified, number, ":wq\r")
+            assert done.exit_code == 0
+
+    asyncio.run(main())
+    assert file.read_text() == "first\nsecond\nthird\n"
+
+
+def test_no_terminal_no_screen() -> None:
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), "c")
+        with pytest.raises(ScreenUnavailable, match="process 1000 has no terminal; start it with tty=true"):
+            unified.screen(1000)
+
+    scripted(ScriptedMachine([]), body)
+
+
+def test_begin_says_what_runs_where(target: str) -> None:
+    async def main() -> None:
+        async with on(target) as (unified, events):
+            await unified.exec_command(ExecCommand(cmd="pwd", workdir="/"), "c")
+            begin = events[0]
+            assert isinstance(begin, ExecCommandBegin)
+            assert (begin.call_id, begin.process_id, begin.cwd) == ("c", 1000, "file:///")
+            assert begin.command[1:] == ["-c", "pwd"]
+            assert begin.source == "unified_exec_startup"
+            assert end_of(events).stdout == "/\n"
+
+    asyncio.run(main())
+
+
+# Any command ------------------------------------------------------------------------------------------------
+
+TEXTS = st.lists(
+    st.tuples(st.floats(0, 20), st.sampled_from(["a", "bb\n", "é", "🎉" * 3, "x" * 9000])), max_size=6
+)
+
+
+@settings(max_examples=60)
+@given(TEXTS, st.floats(0, 25), st.integers(-1, 255), st.booleans(), st.sampled_from([250, 1000, 10_000]))
+def test_everything_is_reported_once(
+    texts: list[tuple[float, str]], ends: float, code: int, remote: bool, window: int
+) -> None:
+    """Whatever a command prints and whenever: all of it is told, once, in order, and then the end."""
+    printed = sorted((min(at, ends), text) for at, text in texts)
+    script: list[Step] = [*(prints(at, text) for at, text in printed), *exits(ends, code)]
+    whole = "".join(text for _, text in printed)
+
+    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
+        output = await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=window), "c")
+        told = output.collected
+        while output.session_id is not None:
+            assert output.exit_code is None
+            output = await unified.write_stdin(WriteStdin(session_id=output.session_id))
+            told += output.collected
+        assert output.exit_code == code
+        assert told == whole
+        assert names(events)[0] == "Begin"
+        assert names(events)[-1] == "End"
+        assert end_of(events).aggregated_output == whole
+        deltas = [event.chunk for event in events if isinstance(event, ExecCommandOutputDelta)]
+        assert b"".join(deltas).decode() == whole
+        for chunk in deltas:
+            chunk.decode()
+        assert unified.running() == []
+
+    scripted(ScriptedMachine(script, remote=remote), body)

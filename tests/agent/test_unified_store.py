@@ -1,0 +1,68 @@
+"""Numbers, and which process goes first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from exec_server.agent.unified_store import FIRST_NUMBER, LAST_NUMBER, ProcessStore, victim
+
+
+@dataclass
+class Stored:
+    number: int
+    ended: bool = False
+    busy: bool = False
+
+
+def by_use(count: int, ended: tuple[int, ...] = (), busy: tuple[int, ...] = ()) -> list[Stored]:
+    return [Stored(number, number in ended, number in busy) for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(
+    ("count", "ended", "busy", "pruned"),
+    [
+        (10, (2,), (), 2),
+        (10, (), (), 1),
+        (10, (3, 10), (), 1),
+        (10, (1, 2), (1,), 2),
+        (10, (2,), (2,), None),
+        (10, (), (1,), 2),
+        (10, (), (1, 2), None),
+        (8, (1,), (), None),
+        (0, (), (), None),
+    ],
+)
+def test_who_is_given_up(
+    count: int, ended: tuple[int, ...], busy: tuple[int, ...], pruned: int | None
+) -> None:
+    found = victim(by_use(count, ended, busy))
+    assert (None if found is None else found.number) == pruned
+
+
+def test_numbers() -> None:
+    store: ProcessStore[Stored] = ProcessStore()
+    numbers = [store.reserve() for _ in range(5000)]
+    assert len(set(numbers)) == 5000
+    assert min(numbers) >= FIRST_NUMBER
+    assert max(numbers) <= LAST_NUMBER
+    ordered: ProcessStore[Stored] = ProcessStore(sequential=True)
+    assert [ordered.reserve() for _ in range(3)] == [1000, 1001, 1002]
+
+
+def test_a_full_store_makes_room() -> None:
+    store: ProcessStore[Stored] = ProcessStore(10)
+    stored = by_use(10)
+    for process in stored:
+        assert store.store(process) is None
+    store.touch(stored[0])
+    assert store.store(Stored(11)) is stored[1], "the first was used just now"
+    assert len(store) == 10
+    assert store.get(2) is None
+    stored[2].ended = stored[2].busy = True
+    assert store.store(Stored(12)) is None
+    assert len(store) == 11, "for a moment"
+    assert [process.number for process in store.running()] == [1, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert len(store.clear()) == 11
+    assert list(store) == []
