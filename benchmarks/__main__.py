@@ -37,6 +37,8 @@ QUICK = Effort(
     pipe_bytes=64 << 20,
     terminal_bytes=16 << 20,
     bytes_of_each=8 << 20,
+    file_bytes=16 << 20,
+    download_bytes=128 << 20,
 )
 
 

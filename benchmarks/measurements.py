@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from . import workloads
+from . import files, sandbox, workloads
 from .client import Client
 from .client_stdio import StdioClient
 from .server import Command, WebSocketServer
@@ -167,6 +167,30 @@ MEASUREMENTS: tuple[Measurement, ...] = (
         _memory,
         rounds=3,
     ),
+    _only_websocket("file-read", "read of 4 KiB", "seconds", files.small_read, 1.5),
+    _only_websocket("file-write", "write of 4 KiB", "seconds", files.small_write, None),
+    Measurement((Row("file-read-64", "64 MiB read", "WebSocket", "bytes per second", 4),), files.large_read),
+    Measurement(
+        (Row("file-write-64", "64 MiB write", "WebSocket", "bytes per second", 3),), files.large_write
+    ),
+    _only_websocket("file-read-json", "64 MiB, one message", "bytes per second", files.message_read, None, 5),
+    _only_websocket(
+        "file-write-json", "11 MiB, one message", "bytes per second", files.message_write, None, 5
+    ),
+    _only_websocket("file-list", "list 50,000 entries", "seconds", files.list_directory, 2, 5),
+    _only_websocket("file-walk", "walk 50,000 entries", "seconds", files.walk_tree, 2, 5),
+    Measurement(
+        (
+            Row("download-server", "1 GiB download, server", "WebSocket", "bytes"),
+            Row("download-client", "1 GiB download, client", "WebSocket", "bytes"),
+            Row("download-rate", "1 GiB download", "WebSocket", "bytes per second"),
+        ),
+        files.download,
+        rounds=1,
+    ),
+    _only_websocket("sandbox-spawn", "spawn, read-only sandbox", "seconds", sandbox.spawn_read_only, 2, 7),
+    _only_websocket("sandbox-write", "spawn, workspace sandbox", "seconds", sandbox.spawn_workspace, 2, 7),
+    _only_websocket("sandbox-read", "4 KiB, scoped sandbox", "seconds", sandbox.small_read, 20, 7),
     Measurement(
         (Row("start-stdio", "start to initialize answered", "stdio", "seconds", 1 / 6),),
         _start_stdio,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from .files import READS_IN_FLIGHT, WRITES_IN_FLIGHT
 from .measurements import Row, Unit
 from .rounds import Result
 from .workloads import IN_FLIGHT, Effort
@@ -106,6 +107,17 @@ def notes(effort: Effort) -> list[str]:
 
         Memory is VmHWM of the server process after all that output over one connection; with helpers, the
         PSS of its helper processes at that moment is added.
+
+        Small reads and writes, single messages, lists and walks are the same messages to both, sent by the
+        load client; the whole walk does not fit an answer, so both return the same first part of it. Large
+        transfers compare the fastest ways there are: our own client, which agrees with our server on binary
+        blocks, and on the reference the load client with {READS_IN_FLIGHT} reads or {WRITES_IN_FLIGHT} writes
+        of 1 MiB in flight and the fastest base64 for Python. Both end with all of it in one bytes object, or
+        begin with one and end with a new file. What is read is in the page cache.
+
+        The download goes to a file, by our client in a process of its own on both servers; its rows are
+        the peak memory of the server and of the client, and the rate. Ours are checked not to grow with
+        the size of the file.
 
         Both servers run with their defaults; stdio pipes are enlarged to 1 MiB for both.
     """

@@ -56,6 +56,10 @@ class Effort:
     terminal_bytes: int = 128 << 20
     bytes_of_each: int = 32 << 20
     """When several processes write at once."""
+    file_bytes: int = 64 << 20
+    """Of a large file."""
+    download_bytes: int = 1 << 30
+    """Of a file that no memory should hold."""
 
 
 def program(name: str) -> str:

@@ -63,6 +63,8 @@ class Run:
     left_running: list[int]
     """Processes of its own that did not go after it exited, for example a stdio server or its commands."""
     stderr: str
+    requests: list[Json]
+    """Bodies of all that was asked of the model: instructions, and what the harness found out by itself."""
 
     @property
     def thread_id(self) -> str:
@@ -87,12 +89,23 @@ class Codex:
         self.binary = binary
         self.home = folder / "codex-home"
         self.home.mkdir()
+        self.sandbox = "danger-full-access"
+        """The policy of its commands: this one, `read-only` or `workspace-write`."""
         self._folder = folder
         self._workspace = workspace
 
-    def run(self, turns: Sequence[Turn], *, url: str | None = None, environments: str | None = None) -> Run:
+    def run(
+        self,
+        turns: Sequence[Turn],
+        *,
+        url: str | None = None,
+        environments: str | None = None,
+        prompt: str = "play the script",
+        subcommand: Sequence[str] = (),
+    ) -> Run:
         """Let the model play `turns` against the server at `url`, or those in an environments.toml.
 
+        With `subcommand` (`resume ID`, `fork ID`) it is a turn of a thread that there is already.
         Fails unless the whole script was played, the run ended in time and the turn was completed.
         """
         where = {"CODEX_EXEC_SERVER_URL": url} if url else {}
@@ -100,7 +113,7 @@ class Codex:
             (self.home / "environments.toml").write_text(environments)
         with Model(turns) as model:
             (self.home / "config.toml").write_text(CONFIG.format(base_url=model.base_url))
-            program = self._start(where)
+            program = self._start(where, [*subcommand, prompt])
             try:
                 exit_code = program.wait(RUN_DEADLINE)
                 left_running = program.outlived_by()
@@ -114,12 +127,12 @@ class Codex:
             raise AssertionError(
                 f"codex exec did not play the script to its end: {played}\n{program.report()}"
             )
-        return Run(exit_code, events, model.results, left_running, program.stderr)
+        return Run(exit_code, events, model.results, left_running, program.stderr, model.requests)
 
-    def _start(self, where: Json) -> Program:
-        options = ["--json", "--skip-git-repo-check", "-s", "danger-full-access", "-C", str(self._workspace)]
+    def _start(self, where: Json, words: Sequence[str]) -> Program:
+        options = ["--json", "--skip-git-repo-check", "-s", self.sandbox, "-C", str(self._workspace)]
         return Program(
-            [str(self.binary), "exec", *options, "play the script"],
+            [str(self.binary), "exec", *options, *words],
             name="codex",
             folder=self._folder,
             cwd=self._workspace,

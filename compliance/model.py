@@ -23,6 +23,7 @@ __all__ = [
     "Turn",
     "apply_patch",
     "exec_command",
+    "view_image",
     "write_stdin",
 ]
 
@@ -59,11 +60,18 @@ def apply_patch(patch: str) -> Call:
     return exec_command(f"apply_patch <<'END_OF_PATCH'\n{patch}\nEND_OF_PATCH")
 
 
+def view_image(path: str) -> Call:
+    """Look at an image file; the harness reads it through `fs/*` and shows it to the model."""
+    return Call("view_image", {"path": path})
+
+
 @dataclass(frozen=True)
 class ToolResult:
     """What the model was told about one of its calls: the text, and the facts the harness puts in it."""
 
     text: str
+    images: tuple[str, ...] = ()
+    """The images in it, as `data:` URLs."""
 
     @property
     def output(self) -> str:
@@ -128,7 +136,7 @@ class Model:
         for request in self.requests:
             for item in request.get("input", []):
                 if item.get("type") == "function_call_output":
-                    told[item["call_id"]] = ToolResult(_text(item["output"]))
+                    told[item["call_id"]] = ToolResult(_text(item["output"]), _images(item["output"]))
         return [told[call_id] for call_id in sorted(told, key=_call_order)]
 
     def respond(self, request: Json) -> list[Json]:
@@ -173,6 +181,12 @@ def _text(output: Any) -> str:
     if isinstance(output, str):
         return output
     return "".join(part.get("text", "") for part in output)
+
+
+def _images(output: Any) -> tuple[str, ...]:
+    if isinstance(output, str):
+        return ()
+    return tuple(part["image_url"] for part in output if part.get("type") == "input_image")
 
 
 def _call_order(call_id: str) -> tuple[int, ...]:

@@ -11,7 +11,10 @@ from hypothesis import HealthCheck, settings
 
 from exec_server import log
 from support.rpc import Peer, StdioPeer, WebSocketPeer
+from support.sandbox import needs_bubblewrap
 from support.server import RunningServer
+
+__all__ = ["needs_bubblewrap"]
 
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")

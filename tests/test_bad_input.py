@@ -177,12 +177,12 @@ STARTS = [
     ),
     start("a terminal of no size", INVALID_PARAMS, "rows and cols", tty=True, ptySize={"rows": 0, "cols": 1}),
     start(
-        "a sandbox we do not have",
+        "a sandbox without its half",
         INVALID_PARAMS,
-        "sandbox intent cannot be enforced on this executor",
+        "missing field `file_system`",
         sandbox={**SANDBOX, "permissions": {"type": "managed"}},
     ),
-    start("a proxy we do not have", INVALID_PARAMS, "invalid network proxy config", networkProxy={}),
+    start("a proxy we do not have", INVALID_PARAMS, "missing field `proxy`", networkProxy={}),
     start("an id that is taken", INVALID_REQUEST, "process witness already exists", processId="witness"),
 ]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
@@ -324,6 +326,28 @@ def test_cancelling_forgets_who_asked_and_tells_the_work() -> None:
     pending.resolve(1)
     pending.cancel()
     assert seen == ["told"]
+
+
+def test_what_is_settled_does_not_wait_for_the_garbage_collector() -> None:
+    class Work:
+        def __init__(self) -> None:
+            self.answer: Pending[bytearray] = Pending(self.abandon)
+
+        def abandon(self) -> None:
+            """Nobody does."""
+
+    class Large(bytearray):
+        """Something that can be watched."""
+
+    gc.disable()
+    try:
+        work, large = Work(), Large()
+        seen = weakref.ref(large)
+        work.answer.resolve(large)
+        del work, large
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_waiting_in_asyncio() -> None:

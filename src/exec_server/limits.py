@@ -62,6 +62,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     retained_chunks: int = 50_000
     """Most chunks kept per process, so that a million one-byte writes stay cheap too."""
 
+    unacknowledged_output: int = 16 * MIB
+    """Output kept for a client that acknowledges what it has received, and has not received this: more than
+    fits into the buffers of a connection, so that one that breaks takes nothing with it."""
+
     retained_head: int = 64 * 1024
     """Oldest output kept next to the newest, for `process/snapshot`."""
 
@@ -89,8 +93,18 @@ class Limits(Struct, frozen=True, kw_only=True):
     waiting_bytes: int = 64 * MIB
     """Bytes of requests that wait or queue before the connection is no longer read."""
 
+    max_sessions: int = 16_384
+    """Sessions of one server, with or without a connection; as many as there are numbers for their processes'
+    tags. At the bound, one that waits for its client and never started anything makes room."""
+
     max_processes: int | None = None
     """Processes of one session, starting or running; None is no limit."""
+
+    sandbox_helpers: int = 16
+    """Helper processes for file calls in sandboxes, at work or warm; a call beyond them waits for one."""
+
+    sandbox_helper_idle: float = 60.0
+    """How long a warm helper is kept without a call."""
 
     shutdown_grace: float = 0.0
     """Between SIGTERM and SIGKILL on shutdown and session expiry; 0 kills at once."""

@@ -98,6 +98,9 @@ class Pending(Generic[T]):
             self._callbacks.append(callback)
 
     def _run_callbacks(self) -> None:
+        # Whoever works for this usually knows it, too: the two, and a large answer, would wait for the
+        # garbage collector to find them.
+        self.on_cancel = None
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)

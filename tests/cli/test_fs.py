@@ -103,7 +103,7 @@ def test_put_and_get(where: list[str], place: Path) -> None:
     fine(where, "get", place / "there", place / "directory")
     for name in ("there", "directory/source", "back", "directory/there"):
         assert (place / name).read_bytes() == data
-    assert not list(place.rglob("*.part"))
+    assert not list(place.rglob("*-part"))
 
 
 def test_paths_as_uris(where: list[str], place: Path) -> None:
@@ -151,7 +151,7 @@ def test_rm(where: list[str], place: Path) -> None:
 def test_a_killed_transfer_is_taken_up(where: list[str], place: Path) -> None:
     with (place / "large").open("wb") as file:
         file.truncate(400_000_000)
-    part = place / "copy.part"
+    part = Path(part_name(f"{place}/copy", f"{place}/large"))
     with subprocess.Popen(
         [COMMAND, "fs", "get", *where, str(place / "large"), str(place / "copy")]
     ) as process:

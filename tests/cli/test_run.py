@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.cable import Cable
 from support.machine import gone, running, sleep_forever
 from support.server import COMMAND, RunningServer
 from support.wait import eventually
@@ -115,6 +116,47 @@ def test_a_terminal_at_both_ends(where: list[str]) -> None:
     assert b"got word" in seen
     assert process.wait(LIMIT) == 0
     os.close(master)
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_an_outage_is_told_on_a_terminal_only(
+    server: RunningServer, tmp_path: Path, on_terminal: bool
+) -> None:
+    go = tmp_path / "go"
+    script = f"echo ready; until test -e '{go}'; do sleep 0.02; done; echo done"
+    master, slave = pty.openpty()
+    with Cable(server.url) as cable:
+        process = subprocess.Popen(
+            [COMMAND, "run", "--url", cable.url, "--", "sh", "-c", script],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=slave if on_terminal else subprocess.PIPE,
+        )
+        os.close(slave)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        cable.cut()
+        if on_terminal:
+            assert _until(master, "…") == "\nexec-server: connection lost; making it again …"
+            cable.mend()
+            assert _until(master, "again\n") == "\n\nexec-server: connected again\n"
+        else:
+            cable.mend()
+        go.touch()
+        out, err = process.communicate(timeout=LIMIT)
+        assert (out, err, process.returncode) == (b"done\n", None if on_terminal else b"", 0)
+    os.close(master)
+
+
+def _until(terminal: int, wanted: str) -> str:
+    """What a terminal shows, without the returns: the terminal adds some of its own."""
+    seen = b""
+    while wanted not in (text := seen.decode("utf-8", "ignore").replace("\r", "")):
+        try:
+            seen += os.read(terminal, 1)
+        except OSError:
+            pytest.fail(f"it ended; on the terminal was {text!r}")
+    return text
 
 
 def test_a_server_that_is_not_there() -> None:

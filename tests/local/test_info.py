@@ -53,12 +53,22 @@ def test_what_is_always_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found["platformOs"] == "linux"
     assert found["prependPathDirs"] == []
     assert found["capabilities"] == {"httpHeaderEnvVars": True}
-    assert found["limits"] == {"maxProcesses": None, "retainedOutputBytes": 1 << 20, "shutdownGraceMs": 0}
+    assert found["limits"] == {
+        "maxProcesses": None,
+        "retainedOutputBytes": 1 << 20,
+        "shutdownGraceMs": 0,
+        "detachTtlMs": 30000,
+    }
 
 
 def test_limits_are_announced() -> None:
-    limits = Limits(max_processes=7, retained_output=5, shutdown_grace=1.5)
-    assert facts(limits)["limits"] == {"maxProcesses": 7, "retainedOutputBytes": 5, "shutdownGraceMs": 1500}
+    limits = Limits(max_processes=7, retained_output=5, shutdown_grace=1.5, detach_ttl=3600)
+    assert facts(limits)["limits"] == {
+        "maxProcesses": 7,
+        "retainedOutputBytes": 5,
+        "shutdownGraceMs": 1500,
+        "detachTtlMs": 3600000,
+    }
 
 
 def test_a_working_directory_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

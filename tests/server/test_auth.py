@@ -128,6 +128,11 @@ def verdict(
         ({**GOOD, "exp": str(NOW)}, INVALID),
         ({**GOOD, "exp": NOW + 0.5}, INVALID),
         ({**GOOD, "exp": True}, INVALID),
+        ({**GOOD, "exp": 2**63 - 1}, None),
+        ({**GOOD, "exp": 2**63}, INVALID),
+        ({**GOOD, "exp": 10**30}, INVALID),
+        ({**GOOD, "nbf": -(2**63) - 1}, INVALID),
+        (b'{"exp":1,"exp":%d,"iss":"me","aud":"you"}' % NOW, INVALID),
         ({**GOOD, "nbf": "0"}, INVALID),
         ({**GOOD, "nbf": 0.5}, INVALID),
         ({**GOOD, "iss": 5}, INVALID),
@@ -172,10 +177,15 @@ def test_signatures() -> None:
         f"{part({'alg': 'none'})}.{claims}.",
         jwt(GOOD, b"", header={"alg": "none"}),
         "ü.ü.ü",
+        good + "=",
+        f"{head}=.{claims}.{signature}",
+        jwt(GOOD, header={"alg": "HS256", "typ": 5}),
+        jwt(GOOD, header=b'{"alg":"HS256","alg":"HS256"}'),
     ):
         assert verdict(bad) == INVALID, bad
     assert verdict(jwt(GOOD, header={"alg": "HS256", "typ": "JWT"})) is None
     assert verdict(jwt(GOOD, header={"alg": "HS256", "typ": "other"})) is None
+    assert verdict(jwt(GOOD, header={"alg": "HS256", "typ": None})) is None
 
 
 @given(st.text() | st.binary().map(lambda raw: part(raw) + "." + part(raw) + "." + part(raw)))

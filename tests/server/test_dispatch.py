@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from exec_server.server import dispatch
 from exec_server.server.dispatch import find
 
 
@@ -51,3 +53,19 @@ def test_a_family_costs_nothing_before_it_is_called() -> None:
         "assert handlers() == {'exec_server.server.handlers.processes'}, handlers()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+
+
+def test_a_family_that_could_not_be_imported_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls fail with the reason, every time, and work once it is gone."""
+    monkeypatch.setattr(dispatch, "_loaded", set())
+    monkeypatch.setattr(dispatch, "_methods", {})
+
+    def fail(name: str, package: str | None = None) -> Any:
+        raise ImportError("half an upgrade")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(dispatch, "import_module", fail)
+        for _ in range(2):
+            with pytest.raises(ImportError, match="half an upgrade"):
+                dispatch.find("fs/readFile")
+    assert dispatch.find("fs/readFile") is not None

@@ -435,3 +435,28 @@ def test_a_client_that_is_gone_but_left_its_socket_open_is_gone(
             raw.send(frame(CLOSE, b"\x03\xe8"))
         again = resume(connect, session_id, server)
         assert again.terminate("p")["running"] is True
+
+
+def test_what_was_not_acknowledged_is_kept(connect: Connect) -> None:
+    """Only for clients that acknowledge: they find more than the newest MiB when they come back."""
+    ours, theirs = connect(), connect()
+    ours.initialize(acknowledgesOutput=True)
+    theirs.initialize()
+    size, retained = 5_000_000, 1 << 20
+
+    def kept(peer: WebSocketPeer, process_id: str) -> bytes:
+        chunks = peer.call("process/read", {"processId": process_id})["chunks"]
+        return b"".join(unb64(chunk["chunk"]) for chunk in chunks)
+
+    found = {}
+    for peer in (ours, theirs):
+        script = f"head -c {size} /dev/zero; echo end; read x"
+        process_id = peer.start("/bin/sh", "-c", script, pipeStdin=True)
+        eventually(lambda peer=peer, process_id=process_id: kept(peer, process_id).endswith(b"end\n"))
+        found[peer] = (process_id, len(kept(peer, process_id)))
+    assert found[ours][1] == size + 4
+    assert retained - 70_000 < found[theirs][1] <= retained
+    mine = found[ours][0]
+    assert ours.call("process/acknowledgeOutput", {"processId": mine, "seq": 2**63}) == {}
+    assert len(kept(ours, mine)) <= retained
+    assert ours.call("process/acknowledgeOutput", {"processId": "nobody", "seq": 1}) == {}

@@ -26,7 +26,8 @@ class Channel:
 
 
 def session(**connection: Any) -> Any:
-    settings = {"channel": Channel(), "lifecycle_events": False, "binary_output": False, **connection}
+    plain = {"lifecycle_events": False, "binary_output": False, "extensions": False}
+    settings = {"channel": Channel(), **plain, **connection}
     forgotten: list[Any] = []
     table = SimpleNamespace(forget_later=forgotten.append, forget=forgotten.append, forgotten=forgotten)
     return SimpleNamespace(connection=SimpleNamespace(**settings), processes=table)
@@ -34,7 +35,7 @@ def session(**connection: Any) -> Any:
 
 def process(code: int | None = 3, failure: str | None = None) -> Any:
     log = SimpleNamespace(exit_code=code, dropped_bytes=5)
-    return SimpleNamespace(id="ü", pid=7, log=log, sandbox_denied=False, failure=failure)
+    return SimpleNamespace(id="ü", pid=7, log=log, denied=lambda surely: surely, failure=failure)
 
 
 def tell_all(voice: Any, child: Any) -> None:
@@ -55,6 +56,12 @@ def test_the_current_dialect() -> None:
     assert len(owner.processes.forgotten) == 1
     assert (metrics.processes_started_total, metrics.processes_running) == (1, 0)
     assert (metrics.output_bytes_total, metrics.dropped_bytes_total) == (1, 5)
+
+
+def test_those_who_get_the_better_answer() -> None:
+    owner = session(extensions=True)
+    tell_all(CurrentVoice(owner, Metrics(), "x"), process())
+    assert b'"sandboxDenied":true' in owner.connection.channel.sent[1]
 
 
 def test_those_who_want_to_know_more() -> None:

@@ -107,3 +107,20 @@ def test_the_socket_goes_with_the_server(path: Path, start_server: Callable[...,
     with pytest.raises(OSError):
         client.connect(str(path))
     client.close()
+
+
+@pytest.mark.parametrize("successor", ["a server", "a file"])
+def test_what_took_the_place_of_the_socket_is_left_alone(
+    path: Path, start_server: Callable[..., RunningServer], successor: str
+) -> None:
+    first = start_server(listen=f"unix://{path}")
+    path.unlink()
+    if successor == "a file":
+        path.write_text("precious")
+        assert first.end() == 0
+        assert path.read_text() == "precious"
+    else:
+        second = start_server(listen=f"unix://{path}")
+        assert first.end() == 0
+        with WebSocketPeer(second.url) as peer:
+            peer.initialize()

@@ -9,9 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 from exec_server.limits import Limits
+from exec_server.transport.channel import Receiver
 from exec_server.transport.door import Door
+from exec_server.transport.websocket import ConnectFailed
+from exec_server.transport.websocket import connect as open_channel
 from support.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, UPGRADE, Frame, RawSocket, frame
 from support.rpc import WebSocketPeer
 from support.server import RunningServer
@@ -261,3 +265,117 @@ def test_nothing_is_ever_compressed_or_fragmented(connect: Callable[..., WebSock
     peer.initialize()
     assert peer.raw.protocol.extensions == []
     assert len(peer.run("head", "-c", "1000000", "/dev/zero").stdout) == 1_000_000
+
+
+def test_only_what_is_too_long_for_a_frame_is_fragmented(raw: RawSocket) -> None:
+    request = b'{"id":1,"method":"%b"}'
+    raw.send(frame(TEXT, request % (b"x" * (12 * MIB))))
+    answer = raw.receive()
+    assert answer is not None
+    assert (answer.opcode, answer.fin, len(answer.payload) > 12 * MIB) == (TEXT, True, True)
+    raw.send(frame(TEXT, request % (b"x" * (16 * MIB - len(request)))))  # the answer has some words more
+    parts = [part for part in (raw.receive(), raw.receive(), raw.receive()) if part is not None]
+    assert [(part.opcode, part.fin) for part in parts[:2]] == [(TEXT, False), (CONTINUATION, False)]
+    assert parts[2].opcode == CONTINUATION
+    assert parts[2].fin
+    assert all(len(part.payload) <= 16 * MIB for part in parts)
+    assert len(b"".join(part.payload for part in parts)) > 16 * MIB
+    raw.send(frame(TEXT, STATUS))
+    assert answered(raw)
+
+
+# As a client -------------------------------------------------------------------------------------
+
+
+class Listener:
+    """Keeps what comes."""
+
+    def __init__(self) -> None:
+        self.texts: list[bytes] = []
+        self.binaries: list[bytes] = []
+        self.ended = asyncio.Event()
+
+    def message_received(self, message: bytes) -> None:
+        self.texts.append(message)
+
+    def binary_received(self, message: bytes) -> None:
+        assert type(message) is bytes
+        self.binaries.append(message)
+
+    def writing_paused(self) -> None:
+        """Little is sent."""
+
+    def writing_resumed(self) -> None:
+        """See above."""
+
+    def channel_closed(self, reason: str) -> None:
+        del reason
+        self.ended.set()
+
+
+class Onlooker(Listener):
+    """Takes binary messages where they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.views = 0
+
+    def view_received(self, message: memoryview) -> None:
+        assert type(message) is memoryview
+        self.views += 1
+        self.binaries.append(bytes(message))
+
+
+@pytest.mark.parametrize("kind", [Listener, Onlooker])
+def test_what_a_client_receives_and_sends(kind: type[Listener]) -> None:
+    large = bytes(range(256)) * 8192
+    heard: list[str | bytes] = []
+
+    async def scenario() -> None:
+        async def talk(connection: ServerConnection) -> None:
+            await connection.send("text")
+            heard.append(await connection.recv())  # sent by somebody who listens by now
+            await connection.send(b"")
+            await connection.send(large)
+            await connection.send([b"in ", b"fragments"])
+            heard.extend([await connection.recv() for _ in range(3)])
+
+        async with serve(talk, "127.0.0.1", 0, max_size=None) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            listener: Receiver = kind()
+            channel = await open_channel(f"ws://127.0.0.1:{port}", listener, Limits(), headers={}, timeout=10)
+            channel.send_parts(b"a", large, b"z", binary=True)
+            channel.send_parts(b"a", memoryview(large), b"", binary=True)
+            channel.send_parts(b"", b"", b"", binary=True)
+            channel.send_parts(b"<", b"text" * 1000, b">", binary=False)
+            assert isinstance(listener, Listener)
+            await asyncio.wait_for(listener.ended.wait(), 20)
+            assert listener.texts == [b"text"]
+            assert listener.binaries == [b"", large, b"in fragments"]
+            if isinstance(listener, Onlooker):
+                assert listener.views == 2
+
+    asyncio.run(scenario())
+    assert heard == [b"a" + large + b"z", b"a" + large, b"", "<" + "text" * 1000 + ">"]
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_peer_that_hangs_up_instead_of_an_answer(reads: bool) -> None:
+    """As a load balancer without a server behind it does: the next attempt need not wait for a timeout."""
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if reads:
+            await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listener:
+            url = f"ws://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+            with pytest.raises(ConnectFailed, match="closed the connection before it answered"):
+                await open_channel(url, Listener(), Limits(), headers={}, timeout=300)
+
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await main()
+
+    asyncio.run(bounded())

@@ -19,6 +19,7 @@ def test_what_is_encoded_is_decoded(data: bytes) -> None:
     assert text == standard.b64encode(data).decode()
     assert base64.encode_bytes(data) == text.encode()
     assert base64.decode(text) == data
+    assert base64.decode(text.encode()) == base64.decode(memoryview(text.encode())) == data
 
 
 def strictly(text: str) -> bytes | None:
@@ -33,6 +34,11 @@ def strictly(text: str) -> bytes | None:
 def test_only_the_one_spelling_is_accepted(text: str) -> None:
     try:
         data: bytes | None = base64.decode(text)
+    except ValueError:
+        data = None
+    assert data == strictly(text)
+    try:
+        data = base64.decode(memoryview(text.encode("utf-8", "surrogatepass")))
     except ValueError:
         data = None
     assert data == strictly(text)

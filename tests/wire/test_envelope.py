@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from exec_server.wire import base64, envelope
 from exec_server.wire.envelope import (
+    Encoded,
     Failure,
     Malformed,
     Notification,
@@ -345,3 +348,99 @@ def test_what_is_not_utf8_is_no_message(raw: bytes) -> None:
 def test_the_peer_is_told_where_the_message_came_from() -> None:
     error = malformed_error("failed to parse", Malformed("expected value"))
     assert (error.code, error.message) == (-32600, "failed to parse: expected value")
+
+
+# Large contents ----------------------------------------------------------------------------------
+
+
+def outcome(parser: Callable[[bytes], Any], data: bytes) -> Any:
+    """The message, or what is wrong with it."""
+    try:
+        return parser(data)
+    except Malformed as error:
+        return str(error)
+
+
+def same(data: bytes) -> bool:
+    """A message is read as it would be without a special way for contents; whether it went that way."""
+    expected, found = outcome(envelope._parse, data), outcome(parse, data)
+    if not isinstance(found, Request) or not isinstance(found.params, dict):
+        assert found == expected
+        return False
+    decoded = {key: value for key, value in found.params.items() if type(value) is bytes}
+    texts = {key: base64.encode(value) for key, value in decoded.items()}
+    assert Request(found.id, found.method, {**found.params, **texts}) == expected
+    assert list(found.params) == list(expected.params)  # the first bad one is the one that is reported
+    return bool(decoded)
+
+
+LARGE = base64.encode(bytes(range(256)) * 100)
+
+contents = st.binary(max_size=8).map(lambda seed: base64.encode(seed * 4096)) | st.sampled_from(
+    [LARGE, LARGE[:-1], LARGE + "=", LARGE + "\n", LARGE + "é", "(content)", "", LARGE.lower()]
+)
+names = st.sampled_from(["chunk", "dataBase64", "path", "offset", 'a"chunk', "\u0063hunk", "trace"])
+members = st.dictionaries(
+    names, contents | st.sampled_from(["file:///x", "(content)", "\\", 7, None]), max_size=4
+)
+methods = st.sampled_from(["fs/writeFile", "fs/writeBlock", "process/write", "fs/write\u0042lock"])
+
+
+@given(st.data(), methods, members, members | st.none())
+def test_contents_are_read_as_they_would_be(data: Any, method: str, params: Any, trace: Any) -> None:
+    message: dict[str, Any] = {"id": 1, "method": method, "params": params}
+    if trace is not None:
+        message["trace"] = trace
+    order = data.draw(st.permutations(list(message)))
+    escape, separators = data.draw(st.booleans()), data.draw(st.sampled_from([(",", ":"), (", ", ": ")]))
+    text = json.dumps({key: message[key] for key in order}, ensure_ascii=escape, separators=separators)
+    same(text.encode())
+
+
+@given(st.data(), st.sampled_from(["fs/writeFile", "fs/writeBlock"]))
+def test_damaged_contents_are_read_as_they_would_be(data: Any, method: str) -> None:
+    name = "dataBase64" if method == "fs/writeFile" else "chunk"
+    message = bytearray(encode_request(5, method, {"path": "file:///x", name: LARGE, "offset": 0}))
+    around = [at for at in range(len(message)) if at < 100 or at > len(message) - 60] + [len(message) // 2]
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.sampled_from(around))
+        piece = data.draw(
+            st.binary(max_size=2)
+            | st.sampled_from(
+                [b'"', b"\\", b",", b"{", b"}", b'"chunk":"', b'","chunk":"A', b"(content)", b"="]
+            )
+        )
+        message[at : at + data.draw(st.integers(0, 2))] = piece
+    same(bytes(message))
+
+
+@pytest.mark.parametrize(("method", "name"), [("fs/writeFile", "dataBase64"), ("fs/writeBlock", "chunk")])
+def test_large_contents_are_decoded(method: str, name: str) -> None:
+    assert same(encode_request(5, method, {"path": "file:///x", name: LARGE}))
+    assert same(encode_request("(content", method, {name: LARGE, "path": "file:///x"}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"id":1,"method":"process/write","params":{{"chunk":"{LARGE}"}}}}',
+        f'{{"id":1,"method":"fs/writeFile","params":{{"chunk":"{LARGE}"}}}}',
+        f'{{"id":1,"method":"fs/writeBlock","params":{{"chunk":""}},"trace":{{"chunk":"{LARGE}"}}}}',
+        f'{{"id":1,"method":"fs/writeBlock","params":{{"chunk":"(content)"}},"x":{{"chunk":"{LARGE}"}}}}',
+        f'{{"id":1,"method":"fs/writeBlock","params":{{"chunk":"{LARGE}","chunk":"QQ=="}}}}',
+        f'{{"id":1,"method":"fs/writeBlock","params":{{"chunk":"{LARGE}","a":{{"b":1,"b":2}}}}}}',
+        f'{{"id":1,"method":"fs/writeBlock","params":{{"a\\"chunk":"{LARGE}"}}}}',
+        f'{{"id":1,"method":"fs/writeBlock","params":["chunk","{LARGE}"]}}',
+        f'{{"method":"fs/writeBlock","params":{{"chunk":"{LARGE}"}}}}',
+        f'{{"id":1,"method":"fs/writeBlock","params":{{"chunk":"{LARGE}"}}',
+        f'{{"id":1,"method":"fs/writeBlock","params":{{"chunk":"{LARGE}"}}}}x',
+        f'{{"id":1,"method":"fs/writeBlock","params":{{"chunk":"{LARGE}\t"}}}}',
+        f'{{"id":1,"method":"fs/writeBlock","params":{{"chunk":"{LARGE}',
+    ],
+)
+def test_what_is_no_large_content_is_read_the_general_way(text: str) -> None:
+    assert not same(text.encode())
+
+
+def test_encoded_results() -> None:
+    assert bytes(Encoded(b"[", b"1", b"]")) == b"[1]"

@@ -246,6 +246,9 @@ def test_an_opaque_uri_names_the_path_it_was_made_from() -> None:
         opaque(b"/c:x"),
         opaque(b"c:/x"),  # not absolute
         opaque(b"/c:/../x"),  # not normal
+        opaque(b"x\0"),  # a NUL makes it no better
+        opaque(b"/c:/x/\0/"),
+        opaque(b"/\0x"),  # what a path of Windows looks like, in UTF-16
     ],
 )
 def test_an_opaque_uri_of_a_path_that_needs_none_is_foreign(uri: str) -> None:
@@ -260,9 +263,10 @@ def test_an_opaque_uri_that_is_no_base64_is_refused(tail: str) -> None:
     assert refusal.value.code == -32602
 
 
-def test_an_opaque_uri_with_a_nul_is_refused() -> None:
+@pytest.mark.parametrize("raw", [b"/c:/\0", b"/plain\0", b"/a/\0/b"])
+def test_an_opaque_uri_with_a_nul_is_refused(raw: bytes) -> None:
     with pytest.raises(RpcError) as refusal:
-        native_path(opaque(b"/c:/\0"))
+        native_path(opaque(raw))
     assert (refusal.value.code, refusal.value.message) == (
         -32600,
         "file name contained an unexpected NUL byte",

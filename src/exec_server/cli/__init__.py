@@ -10,17 +10,45 @@ import sys
 
 __all__ = ["main"]
 
-COMMANDS = ("run", "ps", "fs", "token", "help")
+COMMANDS = (
+    "run",
+    "ps",
+    "fs",
+    "env",
+    "token",
+    "doctor",
+    "render",
+    "rendezvous",
+    "relay",
+    "mcp",
+    "exec",
+    "help",
+)
 
 
 def main() -> None:
     """Entry point of the `exec-server` script."""
     arguments = sys.argv[1:]
     if arguments and arguments[0] in COMMANDS:
+        if arguments[0] == "run":
+            _end_quietly_when_interrupted()
         from .commands import commands
 
         commands(prog_name="exec-server")
+    elif arguments[:1] == ["forward"] or any(word.partition("=")[0] == "--remote" for word in arguments):
+        from .relay import run as run_remote
+
+        sys.exit(run_remote(arguments))
     else:
         from .serve import run
 
         sys.exit(run(arguments))
+
+
+def _end_quietly_when_interrupted() -> None:
+    """Before a command runs, Ctrl-C is no more than that, and no reason to show where we were."""
+    import os
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))

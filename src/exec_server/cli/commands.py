@@ -5,8 +5,15 @@ from __future__ import annotations
 import click
 
 from ..version import __version__
+from .doctor import doctor
+from .env import env
+from .exec import exec_
 from .fs import fs
+from .mcp import mcp
 from .ps import ps
+from .relay_keys import relay
+from .render import render
+from .rendezvous import rendezvous
 from .run import run
 from .token import token
 
@@ -30,4 +37,11 @@ def show_help() -> None:
 commands.add_command(run)
 commands.add_command(ps)
 commands.add_command(fs)
+commands.add_command(env)
 commands.add_command(token)
+commands.add_command(doctor)
+commands.add_command(render)
+commands.add_command(rendezvous)
+commands.add_command(relay)
+commands.add_command(mcp)
+commands.add_command(exec_)

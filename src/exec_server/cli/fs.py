@@ -7,16 +7,18 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from .options import fail, read_token, server_options
+from .options import environment_option, fail, server_options
+from .starting import machine
 
 if TYPE_CHECKING:
     from ..client.files import RemoteFiles
+    from ..environments.environment import Environment
     from ..services import FileMetadata, Progress, Transferred
 
 __all__ = ["fs"]
@@ -30,16 +32,19 @@ LOOKS_AT_ONCE: Final = 64
 def fs() -> None:
     """Touch files on a machine: list, print, bring there, fetch, remove, watch.
 
-    A PATH is on the server that --url names, relative to the server's own directory; without --url it is
-    on this machine.
+    A PATH is on the server that --url names, or on the machine of the environment that --env names, relative
+    to the server's own directory; with neither it is on this machine.
     """
 
 
 @fs.command()
 @server_options(required=False)
+@environment_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per entry.")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-def ls(url: str | None, token_file: str | None, as_json: bool, paths: tuple[str, ...]) -> None:
+def ls(
+    url: str | None, token_file: str | None, environment: str | None, as_json: bool, paths: tuple[str, ...]
+) -> None:
     """List files and the entries of directories: kind, size, time, name."""
 
     async def work(files: RemoteFiles) -> None:
@@ -48,13 +53,14 @@ def ls(url: str | None, token_file: str | None, as_json: bool, paths: tuple[str,
                 click.echo(f"{path}:")
             await _list(files, path, as_json)
 
-    _run(url, token_file, work)
+    _run(url, token_file, environment, work)
 
 
 @fs.command()
 @server_options(required=False)
+@environment_option
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-def cat(url: str | None, token_file: str | None, paths: tuple[str, ...]) -> None:
+def cat(url: str | None, token_file: str | None, environment: str | None, paths: tuple[str, ...]) -> None:
     """Print files, of any size."""
 
     async def work(files: RemoteFiles) -> None:
@@ -62,11 +68,12 @@ def cat(url: str | None, token_file: str | None, paths: tuple[str, ...]) -> None
             async for block in files.stream(path):
                 await asyncio.to_thread(_write_all, 1, block)
 
-    _run(url, token_file, work)
+    _run(url, token_file, environment, work)
 
 
 @fs.command()
 @server_options(required=False)
+@environment_option
 @click.option("-r", "--recursive", is_flag=True, help="Bring whole directories.")
 @click.option("--no-verify", is_flag=True, help="Do not compare what arrived.")
 @click.argument("sources", nargs=-1, required=True, metavar="LOCAL...")
@@ -74,6 +81,7 @@ def cat(url: str | None, token_file: str | None, paths: tuple[str, ...]) -> None
 def put(
     url: str | None,
     token_file: str | None,
+    environment: str | None,
     recursive: bool,
     no_verify: bool,
     sources: tuple[str, ...],
@@ -96,11 +104,12 @@ def put(
                 place = f"{files.native(target).rstrip('/')}/{_name(source)}" if into else target
                 _report(await files.upload(source, place, progress, verify=not no_verify))
 
-    _run(url, token_file, work)
+    _run(url, token_file, environment, work)
 
 
 @fs.command()
 @server_options(required=False)
+@environment_option
 @click.option("-r", "--recursive", is_flag=True, help="Fetch whole directories.")
 @click.option("--no-verify", is_flag=True, help="Do not compare what arrived.")
 @click.argument("sources", nargs=-1, required=True, metavar="REMOTE...")
@@ -108,6 +117,7 @@ def put(
 def get(
     url: str | None,
     token_file: str | None,
+    environment: str | None,
     recursive: bool,
     no_verify: bool,
     sources: tuple[str, ...],
@@ -130,30 +140,46 @@ def get(
                 place = os.path.join(target, _name(source)) if into else target
                 _report(await files.download(source, place, progress, verify=not no_verify))
 
-    _run(url, token_file, work)
+    _run(url, token_file, environment, work)
 
 
 @fs.command()
 @server_options(required=False)
+@environment_option
 @click.option("-r", "--recursive", is_flag=True, help="Remove whole directories.")
 @click.option("-f", "--force", is_flag=True, help="Do not mind what is not there.")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-def rm(url: str | None, token_file: str | None, recursive: bool, force: bool, paths: tuple[str, ...]) -> None:
+def rm(
+    url: str | None,
+    token_file: str | None,
+    environment: str | None,
+    recursive: bool,
+    force: bool,
+    paths: tuple[str, ...],
+) -> None:
     """Remove files, links and empty directories; with -r whole trees."""
 
     async def work(files: RemoteFiles) -> None:
         for path in paths:
             await files.remove(path, recursive=recursive, force=force)
 
-    _run(url, token_file, work)
+    _run(url, token_file, environment, work)
 
 
 @fs.command()
 @server_options(required=False)
+@environment_option
 @click.option("-r", "--recursive", is_flag=True, help="Watch all that is below a directory.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per change.")
 @click.argument("path", metavar="PATH")
-def watch(url: str | None, token_file: str | None, recursive: bool, as_json: bool, path: str) -> None:
+def watch(
+    url: str | None,
+    token_file: str | None,
+    environment: str | None,
+    recursive: bool,
+    as_json: bool,
+    path: str,
+) -> None:
     """Print a path whenever it changes, until interrupted.
 
     A line that says "(overflow)" means that more happened than could be told: look at everything again.
@@ -173,22 +199,26 @@ def watch(url: str | None, token_file: str | None, recursive: bool, as_json: boo
                         click.echo(_shown(changed) + (" (overflow)" if change.overflowed else ""))
                 sys.stdout.flush()
 
-    _run(url, token_file, work)
+    _run(url, token_file, environment, work)
 
 
 # Around every command ------------------------------------------------------------------------------
 
 
-def _run(url: str | None, token_file: str | None, work: Callable[[RemoteFiles], Awaitable[None]]) -> None:
+def _run(
+    url: str | None,
+    token_file: str | None,
+    environment: str | None,
+    work: Callable[[RemoteFiles], Awaitable[None]],
+) -> None:
     from ..client.errors import ExecServerError
-    from ..environments.connect import connect
 
-    async def main() -> None:
-        async with connect(url, token=read_token(token_file), client_name="exec-server-fs") as client:
+    async def main(there: AbstractAsyncContextManager[Environment]) -> None:
+        async with there as client:
             await work(client.files)
 
     try:
-        asyncio.run(main())
+        asyncio.run(main(machine(url, token_file, environment, "exec-server-fs")))
         sys.stdout.flush()
     except BrokenPipeError:
         _leave_quietly()

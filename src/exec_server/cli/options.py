@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-__all__ = ["fail", "server_options"]
+__all__ = ["environment_option", "fail", "read_token", "refuse_two_places", "server_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +33,20 @@ def server_options(required: bool) -> Callable[[F], F]:
         )(command)
 
     return decorate
+
+
+def environment_option(command: F) -> F:
+    """`--env`, instead of a URL."""
+    return click.option(
+        "--env", "environment", metavar="NAME", help="Environment to use (see `exec-server env list`)."
+    )(command)
+
+
+def refuse_two_places() -> None:
+    """A URL that is only set in a variable gives way to a name; one that was typed does not."""
+    source = click.get_current_context().get_parameter_source("url")
+    if source is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("--env and --url both name a machine; give one of them")
 
 
 def read_token(path: str | None) -> str | None:

@@ -1,31 +1,37 @@
-"""`exec-server ps --url URL`: what a server is running."""
+"""`exec-server ps --url URL` or `--env NAME`: what a server is running."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
 import time
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 import click
 
-from .options import fail, read_token, server_options
+from .options import environment_option, fail, server_options
+from .starting import machine
 
 if TYPE_CHECKING:
+    from ..environments.environment import Environment
     from ..wire.process import ListedProcess
 
 __all__ = ["ps"]
 
 
 @click.command()
-@server_options(required=True)
+@server_options(required=False)
+@environment_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per process.")
-def ps(url: str, token_file: str | None, as_json: bool) -> None:
+def ps(url: str | None, token_file: str | None, environment: str | None, as_json: bool) -> None:
     """List the processes of every session of a server, the ended ones it still remembers too."""
     from ..client.errors import ExecServerError
 
+    if url is None and environment is None:
+        raise click.UsageError("whose processes? Name a server with --url, or an environment with --env")
     try:
-        processes = asyncio.run(_list(url, read_token(token_file)))
+        processes = asyncio.run(_list(machine(url, token_file, environment, "exec-server-ps")))
     except (ExecServerError, OSError, TimeoutError) as error:
         fail(str(error))
     if as_json:
@@ -42,10 +48,8 @@ def ps(url: str, token_file: str | None, as_json: bool) -> None:
         click.echo("  ".join([*cells, row[-1]]).rstrip())
 
 
-async def _list(url: str, token: str | None) -> list[ListedProcess]:
-    from ..environments.connect import connect
-
-    async with connect(url, token=token, client_name="exec-server-ps") as client:
+async def _list(there: AbstractAsyncContextManager[Environment]) -> list[ListedProcess]:
+    async with there as client:
         return await client.list(everybody=True)
 
 

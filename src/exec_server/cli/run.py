@@ -4,54 +4,72 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import sys
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from ..local.process import descriptors
-from .options import fail, read_token, server_options
+from .options import environment_option, fail, read_token, refuse_two_places, server_options
+from .starting import started
 
 if TYPE_CHECKING:
-    from ..client.client import Client
-    from ..client.process import RemoteProcess
+    from ..environments.environment import Environment
+    from ..wire.sandbox import SandboxContext
 
-__all__ = ["run"]
+__all__ = ["run", "run_on"]
 
-READ_BYTES: Final = 64 * 1024
-BROKEN_PIPE_EXIT: Final = 128 + signal.SIGPIPE
+MAX_SECONDS: Final = 1e9
+"""Longer than anybody waits, and still a time the loop can be told."""
+
+INTERRUPTED_EXIT: Final = 128 + signal.SIGINT
 NOT_ALLOWED_EXIT: Final = 126
 NOT_FOUND_EXIT: Final = 127
 """What shells answer for commands that may not be run, and that are not there."""
 
 
-Soon = Callable[[Coroutine[Any, Any, Any]], None]
-"""Starts something that is not waited for."""
-
-
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @server_options(required=False)
+@environment_option
 @click.option("-t", "--tty", is_flag=True, help="Run on a terminal, connected to this one.")
 @click.option("--cwd", metavar="DIR", help="Directory to run in (default: here, or the server's own).")
 @click.option("--setenv", "variables", multiple=True, metavar="K=V", help="Set a variable (repeatable).")
-@click.option("--timeout", type=float, metavar="SECONDS", help="Kill the command after this time.")
+@click.option(
+    "--timeout",
+    type=float,
+    callback=lambda _, __, value: _seconds(value),
+    metavar="SECONDS",
+    help="Kill the command after this time.",
+)
+@click.option(
+    "--sandbox",
+    "policy",
+    type=click.Choice(["read-only", "workspace-write", "full-access"]),
+    help="What the command may touch; workspace-write is the directory it runs in, and temporary ones.",
+)
+@click.option("--writable", multiple=True, metavar="DIR", help="Let a sandbox write here, too (repeatable).")
+@click.option("--network/--no-network", default=None, help="Whether a sandbox has a network (default: no).")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     url: str | None,
     token_file: str | None,
+    environment: str | None,
     tty: bool,
     cwd: str | None,
     variables: tuple[str, ...],
     timeout: float | None,
+    policy: str | None,
+    writable: tuple[str, ...],
+    network: bool | None,
     command: tuple[str, ...],
 ) -> None:
     """Run COMMAND, pass on its input, output, signals and terminal size, and exit with its code.
 
     A command that dies of signal N gives 128 + N; one that is not found gives 127, one that may not be
-    run 126; --timeout gives 124.
+    run 126; --timeout gives 124. A signal that does not get through to the command, because the connection
+    is lost or (at the second one) because the server does not answer, ends this program.
     """
     from ..client.errors import ExecServerError
 
@@ -63,36 +81,97 @@ def run(
         env[name] = value
     descriptors.hide_inherited()  # so that 0, 1 and 2 are what they should be
     try:
-        if url is None:
+        if environment is not None:
+            refuse_two_places()
+        machine = started(environment) if environment else _connected(url, read_token(token_file))
+        if url is None and environment is None:
             cwd = os.path.abspath(cwd or ".")
             if not os.path.isdir(cwd):
                 fail(f"{cwd}: no such directory")
         for text in (*command, *env, *env.values()):
             if not _is_text(text):
                 fail(f"{text!r}: not UTF-8, which is all that the protocol carries")
-        code = asyncio.run(_run(url, read_token(token_file), tty, cwd, env, timeout, command))
+        sandbox = _sandbox(policy, writable, network, cwd)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # so far it just ended us
+        code = asyncio.run(run_on(machine, tty, cwd, env, timeout, command, sandbox))
     except (ExecServerError, OSError, TimeoutError) as error:
-        fail(str(error))
+        fail(_explained(error, url))
+    except KeyboardInterrupt:
+        code = INTERRUPTED_EXIT
     # Threads that wait for input which never comes must not keep this process.
     os._exit(code)
 
 
-async def _run(
-    url: str | None,
-    token: str | None,
+def _seconds(value: float | None) -> float | None:
+    if value is not None and not 0 < value < MAX_SECONDS:
+        raise click.BadParameter(f"{value:g} is no number of seconds to wait", param_hint="--timeout")
+    return value
+
+
+def _explained(error: Exception, url: str | None) -> str:
+    """What went wrong, and the likeliest reason where the words alone would leave one guessing."""
+    from ..client.errors import ServerRejected
+    from ..wire.errors import METHOD_NOT_FOUND
+
+    if isinstance(error, ServerRejected) and error.method == "initialize" and error.code == METHOD_NOT_FOUND:
+        return f"{url}: that is not an exec-server; it does not know `initialize` ({error.message})"
+    if url is not None and url.startswith("ws://") and "closed the connection before" in str(error):
+        return f"{error} (if it is served with TLS, its address begins with wss://)"
+    return str(error)
+
+
+def _connected(url: str | None, token: str | None) -> AbstractAsyncContextManager[Environment]:
+    from ..environments.connect import IN_PROCESS, connect
+
+    target = IN_PROCESS if url is None else url
+    return connect(target, token=token, client_name="exec-server-run", dedicated_process=True)
+
+
+def _sandbox(
+    policy: str | None, writable: tuple[str, ...], network: bool | None, cwd: str | None
+) -> SandboxContext | None:
+    """What the options ask for. Any of them alone asks for a sandbox, and none is ever ignored."""
+    if policy is None and not writable and network is None:
+        return None
+    from ..client.sandbox import Sandbox
+
+    chosen = policy or ("workspace-write" if writable else "read-only")
+    if chosen == "full-access":
+        if writable or network is False:
+            raise click.UsageError("--sandbox full-access restricts nothing, not even with these options")
+        return Sandbox.full_access()
+    if chosen == "read-only":
+        if writable:
+            raise click.UsageError(
+                "with --sandbox read-only nothing is --writable; with workspace-write it is"
+            )
+        return Sandbox.read_only(network=bool(network))
+    if cwd is None:
+        raise click.UsageError("somewhere else, --sandbox workspace-write needs to be told where: --cwd DIR")
+    roots = [os.path.normpath(os.path.join(cwd, directory)) for directory in writable]
+    return Sandbox.workspace_write(cwd, writable=roots, network=bool(network))
+
+
+async def run_on(
+    machine: AbstractAsyncContextManager[Environment],
     tty: bool,
     cwd: str | None,
     env: dict[str, str],
     timeout: float | None,
     command: tuple[str, ...],
+    sandbox: SandboxContext | None = None,
 ) -> int:
+    """Run a command on a machine as if it ran in this terminal; its exit code. No command is its shell."""
     from ..client.client import INHERIT_ALL
     from ..client.errors import ServerRejected
-    from ..environments.connect import IN_PROCESS, connect
+    from .attend import attend, terminal_size
+    from .outage import outages_told
 
-    target = IN_PROCESS if url is None else url
-    async with connect(target, token=token, client_name="exec-server-run", dedicated_process=True) as client:
-        rows, cols = _terminal_size() if tty else (None, None)
+    async with machine as client:
+        if not command:
+            command = (client.info.shell.path if client.info.shell else "/bin/sh", "-l")
+        rows, cols = terminal_size() if tty else (None, None)
         if not client.has("processPtySize"):
             rows = cols = None
         forward = tty or client.has("processCloseStdin")
@@ -110,57 +189,15 @@ async def _run(
                 stdin=forward,
                 rows=rows,
                 cols=cols,
+                sandbox=sandbox,
             )
         except ServerRejected as error:
             where = f" in {cwd}" if cwd else ""
             click.echo(f"exec-server: cannot run {command[0]}{where}: {error.message}", err=True)
             return NOT_ALLOWED_EXIT if "Permission denied" in error.message else NOT_FOUND_EXIT
         async with process:
-            with _Terminal(tty):
-                return await _attend(client, process, tty, forward, timeout)
-
-
-async def _attend(
-    client: Client, process: RemoteProcess, tty: bool, forward: bool, timeout: float | None
-) -> int:
-    tasks: set[asyncio.Task[Any]] = set()
-
-    def done(task: asyncio.Task[Any]) -> None:
-        tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # a signal that could not be passed on is not worth a traceback
-
-    def soon(work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.ensure_future(work)
-        tasks.add(task)
-        task.add_done_callback(done)
-
-    _forward_signals(client, process, tty, soon)
-    if forward:
-        soon(_forward_input(process))
-    try:
-        async with asyncio.timeout(timeout):
-            async for output in process.output():
-                fd = 2 if output.stream == "stderr" else 1
-                await asyncio.to_thread(_write_all, fd, output.data)
-            return (await process.wait()).exit_code
-    except TimeoutError:
-        click.echo(f"exec-server: killed after {timeout:g}s", err=True)
-        return 124
-    except BrokenPipeError:
-        return BROKEN_PIPE_EXIT
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(fd, view) :]
-        except BlockingIOError:  # whoever shares this descriptor has made it so
-            select.select([], [fd], [])
+            with outages_told(client):
+                return await attend(client, process, tty, forward, timeout)
 
 
 def _is_text(text: str) -> bool:
@@ -169,94 +206,3 @@ def _is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-async def _forward_input(process: RemoteProcess) -> None:
-    """Read in a thread of its own: stdin may be a file, which no loop can watch."""
-    from threading import Semaphore, Thread
-
-    from ..client.errors import ExecServerError
-
-    loop = asyncio.get_running_loop()
-    room = Semaphore(4)
-    chunks: asyncio.Queue[bytes] = asyncio.Queue()
-
-    def pump() -> None:
-        data = b"."
-        while data:
-            room.acquire()
-            try:
-                data = os.read(0, READ_BYTES)
-            except BlockingIOError:
-                select.select([0], [], [])
-                room.release()
-                continue
-            except OSError:
-                data = b""
-            try:
-                loop.call_soon_threadsafe(chunks.put_nowait, data)
-            except RuntimeError:
-                return  # the command has ended, and with it the loop
-
-    Thread(target=pump, daemon=True).start()
-    try:
-        while data := await chunks.get():
-            await process.write(data)
-            room.release()
-        await process.close_stdin()
-    except ExecServerError:
-        pass  # it does not want any, or is gone
-
-
-def _forward_signals(client: Client, process: RemoteProcess, tty: bool, soon: Soon) -> None:
-    loop = asyncio.get_running_loop()
-
-    def forward(name: str) -> None:
-        if name == "SIGINT" or client.has("processSignals"):
-            soon(process.signal(name))
-        else:
-            soon(process.terminate())
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        loop.add_signal_handler(number, forward, number.name)
-    if tty and client.has("processResize"):
-
-        def resized() -> None:
-            rows, cols = _terminal_size()
-            if rows and cols:
-                soon(process.resize(rows, cols))
-
-        loop.add_signal_handler(signal.SIGWINCH, resized)
-
-
-def _terminal_size() -> tuple[int | None, int | None]:
-    for fd in (1, 0, 2):
-        try:
-            size = os.get_terminal_size(fd)
-        except OSError:
-            continue
-        if size.lines and size.columns:
-            return size.lines, size.columns
-    return None, None
-
-
-class _Terminal:
-    """Our own terminal in raw mode, so that keys reach the one over there."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted and os.isatty(0)
-        self._saved: list[object] | None = None
-
-    def __enter__(self) -> None:
-        if self._wanted:
-            import termios
-            import tty
-
-            self._saved = termios.tcgetattr(0)
-            tty.setraw(0)
-
-    def __exit__(self, *_: object) -> None:
-        if self._saved is not None:
-            import termios
-
-            termios.tcsetattr(0, termios.TCSADRAIN, self._saved)  # type: ignore[arg-type]

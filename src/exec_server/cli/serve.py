@@ -24,7 +24,16 @@ Commands (each with --help):
   run      run one command, here or on a server, as if it ran in this terminal
   ps       list the processes of every session of a server
   fs       list, print, bring, fetch, remove and watch files, here or on a server
+  env      list and check the environments that are configured, open a shell in one
   token    make capability tokens and signed bearer tokens
+  doctor   say which sandbox this machine has, and how to get a better one
+  render   show the event stream of a run: codex exec --json ... | exec-server render
+  rendezvous  run a registry and router through which machines behind a NAT are reached; make its keys
+  relay    show and rotate the key under which this machine is known to a rendezvous
+  forward  offer another server through a rendezvous (exec-server forward --help)
+
+Offering this machine through a rendezvous, instead of listening:
+  --remote URL --environment-id ID ...           (exec-server --remote --help)
 
 Listening:
   --listen URL                 ws://IP:PORT (default ws://127.0.0.1:0), wss://IP:PORT, unix://PATH,

@@ -53,6 +53,7 @@ def environment_info(limits: Limits, capabilities: dict[str, bool], version: str
             max_processes=limits.max_processes,
             retained_output_bytes=limits.retained_output,
             shutdown_grace_ms=round(limits.shutdown_grace * 1000),
+            detach_ttl_ms=round(limits.detach_ttl * 1000),
         ),
     )
     if home is not None:

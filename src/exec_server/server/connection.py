@@ -16,11 +16,13 @@ from msgspec import Raw
 from msgspec.json import encode
 
 from .. import log
-from ..local.process import tree
+from ..local.process.descriptors import EXHAUSTED
 from ..loop import Pending
 from ..transport.channel import Channel
+from ..wire import binary
 from ..wire.envelope import (
     MALFORMED_ID,
+    Encoded,
     Failure,
     Malformed,
     Notification,
@@ -58,12 +60,14 @@ class Connection:
         self.initialized = False
         self.lifecycle_events = False
         self.binary_output = False
+        self.binary_files = False
         self.extensions = False
         """The client has shown that it knows what this server adds to the reference's protocol."""
         self._legacy = False
         self._waiting: dict[Pending[Any], int] = {}
         self._queue: deque[tuple[Request, dispatch.Method, int]] = deque()
         self._queued_bytes = 0
+        self._queue_planned = False
         self._reading = True
         self._paused = False
         self._ended = False
@@ -88,18 +92,37 @@ class Connection:
             self._check_unsent()
             return
         if isinstance(parsed, Request):
-            try:
-                self._request(parsed, len(message))
-            except Exception as error:
-                self._answer_error(parsed.id, error, self.server.loop.time())
-            self._check_unsent()
-            self.server.linger.touch()
+            self._take_request(parsed, len(message))
         elif isinstance(parsed, Notification):
             self._notification(parsed)
         else:
             self._stray_answer(parsed)
 
-    binary_received = message_received
+    def binary_received(self, message: bytes) -> None:
+        self.view_received(message)
+
+    def view_received(self, message: bytes | memoryview) -> None:
+        if not self.binary_files or not message or message[0] != binary.WRITE_BLOCK:
+            self.message_received(bytes(message))
+            return
+        try:
+            block = binary.decode_write_block(message)
+        except ValueError as error:
+            failure = malformed_error(self.channel.parse_failure, Malformed(str(error)))
+            self.channel.send(encode_error(MALFORMED_ID, failure))
+            self._check_unsent()
+            return
+        # The message may be gone when this call returns.
+        params = {"handleId": block.handle_id, "offset": block.offset, "chunk": bytes(block.data)}
+        self._take_request(Request(block.request_id, "fs/writeBlock", params), len(message))
+
+    def _take_request(self, request: Request, size: int) -> None:
+        try:
+            self._request(request, size)
+        except Exception as error:
+            self._answer_error(request.id, error, self.server.loop.time())
+        self._check_unsent()
+        self.server.linger.touch()
 
     def writing_paused(self) -> None:
         self._paused = True
@@ -139,7 +162,7 @@ class Connection:
                 body.cancel()
         self._make_room()
         if self.legacy_tags:
-            self.server.machine.killer.run(tree.kill_tagged, self.legacy_tags.__contains__)
+            self.server.machine.killer.kill(self.legacy_tags.__contains__)
         for call in list(self.on_end):
             call()
         session, self.session = self.session, None
@@ -154,7 +177,7 @@ class Connection:
         if method is None or (method.extension and not self.extensions):
             self._unknown_method(request)
             return
-        if method.family is not None:
+        if request.method != "initialize":
             self._legacy = method.legacy
         if method.control or (not self._queue and self._has_room()):
             self._run(request, method, size)
@@ -197,11 +220,18 @@ class Connection:
         if self._ended:
             return
         self._answer_settled(request_id, pending, started)
-        self._run_queue()
+        if not self._queue:
+            self._watch_intake()
+        elif not self._queue_planned:
+            # Others may wait for the very same thing (a process to start) and are told after this one.
+            # They came before everything in the queue.
+            self._queue_planned = True
+            self.server.loop.call_soon(self._run_queue)
         self._check_unsent()
 
     def _run_queue(self) -> None:
         """Go on with what had to queue, as far as there is room."""
+        self._queue_planned = False
         while self._queue and self._has_room():
             request, method, size = self._queue.popleft()
             self._queued_bytes -= size
@@ -226,17 +256,28 @@ class Connection:
             self._answer(request_id, result, started)
 
     def _answer(self, request_id: RequestId, result: Any, started: float) -> None:
-        if type(result) is Raw and len(bytes_of := memoryview(result)) > LARGE_RESULT_BYTES:
+        if type(result) is Encoded:
+            head = b'{"id":%b,"result":%b' % (encode(request_id), result.head)
+            self.channel.send_parts(head, result.body, result.tail + b"}", binary=False)
+        elif type(result) is Raw and len(bytes_of := memoryview(result)) > LARGE_RESULT_BYTES:
             head = b'{"id":%b,"result":' % encode(request_id)
             self.channel.send_parts(head, bytes_of, b"}", binary=False)
+        elif type(result) is binary.FilePart:
+            head = binary.file_part_header(encode(request_id), result.eof, result.size)
+            self.channel.send_parts(head, result.data, b"", binary=True)
         else:
             self.channel.send(encode_result(request_id, result))
         self.server.metrics.request_done(self.server.loop.time() - started, failed=False)
 
     def _answer_error(self, request_id: RequestId, error: Exception, started: float) -> None:
-        if not isinstance(error, RpcError):
+        if isinstance(error, OSError) and error.errno in EXHAUSTED:
+            log.error("a request failed for want of descriptors (ulimit -n)", reason=error.strerror)
+            error = internal_error(f"the server is out of file descriptors for now: {error.strerror}")
+        elif not isinstance(error, RpcError):
             log.error("a request failed in an unforeseen way", exc_info=error)
-            error = internal_error(f"internal error: {type(error).__name__}: {error}")
+            # The names of files on this machine are for the log, not for the peer.
+            text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            error = internal_error(f"internal error: {type(error).__name__}: {text}")
         self.channel.send(encode_error(request_id, error))
         self.server.metrics.request_done(self.server.loop.time() - started, failed=True)
 
@@ -284,12 +325,17 @@ class Connection:
         self.session = session
         if self._paused:
             session.processes.hold_output()
+        acknowledges = params.acknowledges_output is True and self.channel.resumable
+        session.processes.expect_acknowledgements(acknowledges)
         self.lifecycle_events = params.lifecycle_events is True
         self.extensions = params.extensions is True
         self.binary_output = params.binary_output is True and self.channel.carries_binary
+        self.binary_files = params.binary_files is True and self.channel.carries_binary
         result = InitializeResult(session.id, self.server.environment_info)
         if self.binary_output:
             result.binary_output = True
+        if self.binary_files:
+            result.binary_files = True
         return result
 
     def _notification(self, notification: Notification) -> None:

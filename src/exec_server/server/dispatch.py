@@ -57,7 +57,7 @@ def find(name: str) -> Method | None:
     if method is None:
         module = _FAMILIES.get(name.partition("/")[0])
         if module is not None and module not in _loaded:
-            _loaded.add(module)
             _methods.update(import_module(f".handlers.{module}", __package__).METHODS)
+            _loaded.add(module)
             method = _methods.get(name)
     return method

@@ -3,16 +3,27 @@
 Whoever asks one thing after another asks the next within microseconds, and waking a sleeping process
 takes longer than most answers do. So after a request the loop looks again, without sleeping, for a time
 far shorter than anybody notices. Measured: 38 µs instead of 81 µs for a call and its answer.
+
+On a busy machine the opposite is true: whoever looks and looks has had its share of the processor when the
+request comes, and waits for all the others first. Measured with eight busy programs to a processor: 1,100 µs
+instead of 270. So when somebody else was let run in the middle of looking, there is none of it for a while.
 """
 
 from __future__ import annotations
 
 import os
 from time import perf_counter
+from typing import Final
 
 from ..loop import Loop
 
 __all__ = ["Linger"]
+
+GAP_SECONDS: Final = 0.0005
+"""Between two looks: many times what a turn of the loop takes, and less than a turn of somebody else."""
+
+REST_SECONDS: Final = 0.25
+"""How long a busy machine is left alone."""
 
 
 class Linger:
@@ -24,20 +35,42 @@ class Linger:
         self._seconds = seconds if _processors() > 1 else 0.0
         self._until = 0.0
         self._awake = False
+        self._looked = 0.0
+        self._interruptions = 0
+        self._rest_until = 0.0
 
     def touch(self) -> None:
         """A request was answered."""
-        if self._seconds:
-            self._until = perf_counter() + self._seconds
-            if not self._awake:
-                self._awake = True
-                self._loop.call_soon(self._look_again)
+        if not self._seconds:
+            return
+        now = perf_counter()
+        if now < self._rest_until:
+            return
+        self._until = now + self._seconds
+        if not self._awake:
+            self._awake = True
+            self._looked = now
+            self._interruptions = _interruptions()
+            self._loop.call_soon(self._look_again)
 
     def _look_again(self) -> None:
-        if perf_counter() < self._until:
+        now = perf_counter()
+        if now - self._looked > GAP_SECONDS and _interruptions() > self._interruptions:
+            self._rest_until = now + REST_SECONDS
+            self._awake = False
+        elif now < self._until:
+            self._looked = now
             self._loop.call_soon(self._look_again)
         else:
             self._awake = False
+
+
+def _interruptions() -> int:
+    """How often the processor was taken from this thread."""
+    import resource
+
+    who = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+    return resource.getrusage(who).ru_nivcsw
 
 
 def _processors() -> int:

@@ -177,7 +177,10 @@ def _open(options: ServeOptions, gate: Gate, accept: Accept) -> tuple[Listener |
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((listen.host, listen.port))
-        listener = Listener(sock, lambda: Door(gate.route, accept, options.limits), tls)
+        timeout = options.limits.handshake_timeout
+        listener = Listener(
+            sock, lambda: Door(gate.route, accept, options.limits), tls, handshake_timeout=timeout
+        )
     except BaseException:
         sock.close()
         raise

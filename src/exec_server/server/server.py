@@ -21,6 +21,7 @@ from .session import SessionRegistry
 
 if TYPE_CHECKING:
     from ..local.http import LocalHttp
+    from ..local.sandbox.files import SandboxedFiles
     from .background import Background
 
 __all__ = ["CAPABILITIES", "Server"]
@@ -31,12 +32,12 @@ CAPABILITIES: Final = {
     "networkProxyReviewDomains": False,
     "credentialMasking": False,
     "credentialMaskingCustomProviders": False,
-    "capabilityDiscoverySandbox": False,
+    "capabilityDiscoverySandbox": True,
     "fsWatchMissing": True,
     "capabilityDiscoveryV2": True,
     "environmentConfigRead": True,
     "httpHeaderEnvVars": True,
-    "sandboxedFileStreaming": False,
+    "sandboxedFileStreaming": True,
     "fileWriteStreaming": True,
     "shellSnapshotV2": False,
     "windowsMxc": False,
@@ -55,12 +56,17 @@ CAPABILITIES: Final = {
     "processList": True,
     "processTerminateAll": True,
     "processFlowControl": True,
+    "processOutputAcks": True,
     "binaryOutput": True,
+    "binaryFiles": True,
     "fsWatch": True,
     "fsMove": True,
     "fsGlob": True,
     "fsSearch": True,
     "fsReadRange": True,
+    "fsAtomicStreams": True,
+    "fsParts": True,
+    "fsListPages": True,
 }
 """What `environment/info` announces."""
 
@@ -99,6 +105,13 @@ class Server:
         return LocalHttp()
 
     @cached_property
+    def sandboxed_files(self) -> SandboxedFiles:
+        """File calls that are done with fewer rights."""
+        from ..local.sandbox.files import SandboxedFiles
+
+        return SandboxedFiles(self.machine, self.limits)
+
+    @cached_property
     def files_worker(self) -> Worker:
         """A thread for reading files that may be slow."""
         return Worker(self.loop, "exec-server-files")
@@ -116,8 +129,10 @@ class Server:
         """End everything: connections are dropped, every process ever started here is killed."""
         for connection in list(self._connections):
             connection.channel.abort()
-        self.machine.close()
         made = self.__dict__
+        if "sandboxed_files" in made:
+            self.sandboxed_files.close()
+        self.machine.close()
         if "http" in made:
             self.background.run(self.http.close())
         if "background" in made:

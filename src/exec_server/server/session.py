@@ -16,7 +16,7 @@ from uuid import uuid4
 from .. import log
 from ..local.process.machine import ProcessMachine
 from ..local.process.table import ProcessTable
-from ..loop import Timer
+from ..loop import Pending, Timer
 from ..wire.errors import ALREADY_ATTACHED, RpcError, invalid_request
 from .metrics import Metrics
 
@@ -70,6 +70,9 @@ class SessionRegistry:
 
     def create(self, connection: Connection) -> Session:
         """A new session, attached."""
+        limit = self._machine.limits.max_sessions
+        if len(self._sessions) >= limit and not self._drop_an_empty_one():
+            raise invalid_request(f"session limit reached ({limit})")
         session = Session(str(uuid4()), self._machine)
         session.connection = connection
         self._sessions[session.id] = session
@@ -87,6 +90,8 @@ class SessionRegistry:
             )
         session.become(SessionState.ATTACHED)
         session.connection = connection
+        session.processes.release_requested_output()
+        session.processes.expect_catching_up()
         self._metrics.sessions_detached -= 1
         if session.expiry is not None:
             session.expiry.cancel()
@@ -102,27 +107,55 @@ class SessionRegistry:
             return
         session.become(SessionState.DETACHED)
         self._metrics.sessions_detached += 1
-        # Nobody to wait for: output goes to the log alone.
-        session.processes.release_all_output()
+        # Output goes to the log alone. What was asked to wait for its reader still does, or its output
+        # would be gone when the reader is back; so does, when the log is full, the output for a client
+        # that says what it has received.
+        session.processes.guard_output()
+        session.processes.release_output()
         delay = self._machine.limits.detach_ttl
         session.expiry = self._machine.loop.call_later(delay, self._expire, session)
 
     def end_all(self, then: Callable[[], object]) -> None:
         """The server is stopping: end every session, and go on when their processes are gone."""
-        left = len(self._sessions)
-        if not left:
+        sessions = list(self._sessions.values())
+        for session in sessions:
+            self._remove(session)
+        tables = [session.processes for session in sessions if session.processes.used]
+        asked = [table.ask_to_end() for table in tables]
+        if not tables:
+            then()
+            return
+        left = len(asked)
+
+        def killed(_: Pending[int]) -> None:
+            # If that failed, whoever closes the machine tries again, and has a guardian.
+            for table in tables:
+                table.let_go()
             then()
 
-        def ended(_killed: int) -> None:
+        def one_ready(_: Pending[None]) -> None:
             nonlocal left
             left -= 1
             if not left:
-                then()
+                # One look at all processes is enough for any number of sessions.
+                self._machine.killer.kill(self._machine.tags.contains).then(killed)
 
-        for session in list(self._sessions.values()):
-            self._expire(session, ended)
+        for ready in asked:
+            ready.then(one_ready)
 
-    def _expire(self, session: Session, done: Callable[[int], object] | None = None) -> None:
+    def _drop_an_empty_one(self) -> bool:
+        """End the oldest session that waits for its client to come back and never started anything."""
+        for session in self._sessions.values():
+            if session.state is SessionState.DETACHED and not session.processes.used:
+                self._expire(session)
+                return True
+        return False
+
+    def _expire(self, session: Session) -> None:
+        self._remove(session)
+        session.processes.kill_all()
+
+    def _remove(self, session: Session) -> None:
         if session.state is SessionState.DETACHED:
             self._metrics.sessions_detached -= 1
             self._metrics.sessions_expired_total += 1
@@ -132,4 +165,3 @@ class SessionRegistry:
         self._metrics.sessions -= 1
         if session.expiry is not None:
             session.expiry.cancel()
-        session.processes.kill_all(done)

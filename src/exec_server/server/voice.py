@@ -65,7 +65,9 @@ class CurrentVoice:
             return
         code = process.log.exit_code
         connection.channel.send(
-            current.exited_notification(self._id, seq, -1 if code is None else code, process.sandbox_denied)
+            current.exited_notification(
+                self._id, seq, -1 if code is None else code, process.denied(connection.extensions)
+            )
         )
         if process.failure is not None and connection.lifecycle_events:
             params = {"processId": process.id, "message": process.failure}

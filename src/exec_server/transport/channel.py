@@ -18,7 +18,11 @@ class Receiver(Protocol):
         """A text message, or a binary one that the peer used for text."""
 
     def binary_received(self, message: bytes) -> None:
-        """A binary message."""
+        """A binary message.
+
+        A receiver that also has a method `view_received` may be given a view of the message there instead,
+        where the channel can spare a copy. It is valid during the call only: whoever keeps it, copies it.
+        """
 
     def writing_paused(self) -> None:
         """More is unsent than should be: stop producing."""

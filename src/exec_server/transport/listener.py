@@ -37,6 +37,7 @@ class Listener:
         make_protocol: Callable[[], asyncio.Protocol],
         ssl: Any,
         path: str | None = None,
+        handshake_timeout: float | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
@@ -45,8 +46,10 @@ class Listener:
         self._opening: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._quiet_until = 0.0
+        self._handshake_timeout = handshake_timeout if ssl is not None else None
         self._path = path
         """The file of a unix socket, removed at the end."""
+        self._file = _identity(path)
         sock.setblocking(False)
         sock.listen(BACKLOG)
         self._loop.add_reader(sock.fileno(), self._accept)
@@ -62,7 +65,9 @@ class Listener:
             self._closed = True
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
-            if self._path is not None:
+            for task in self._opening:
+                task.cancel()
+            if self._path is not None and self._file is not None and _identity(self._path) == self._file:
                 try:
                     os.unlink(self._path)
                 except OSError:
@@ -101,8 +106,23 @@ class Listener:
     async def _open(self, connection: socket.socket) -> None:
         try:
             await aiofastnet.connect_accepted_socket(
-                self._loop, self._make_protocol, connection, ssl=self._ssl
+                self._loop,
+                self._make_protocol,
+                connection,
+                ssl=self._ssl,
+                ssl_handshake_timeout=self._handshake_timeout,
             )
         except (OSError, asyncio.CancelledError) as error:
             connection.close()
             log.info("a connection failed before its first request", reason=str(error))
+
+
+def _identity(path: str | None) -> tuple[int, int] | None:
+    """Which file is at a path: another server may have put its own there."""
+    if path is None:
+        return None
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

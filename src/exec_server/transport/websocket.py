@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -28,9 +30,16 @@ VECTOR_BYTES: Final = 8 * 1024
 """From this size on, copying a message costs more than handing out its parts."""
 
 FRAGMENT_BYTES: Final = MAX_FRAME_BYTES // 2
-"""Messages above this go in several frames; both ends of the reference refuse frames above twice that."""
+"""A message that is too long for one frame goes in pieces of this size, which leaves room for head and tail."""
 
 _READ_BUFFER_BYTES: Final = 64 * 1024
+_ROOM_FOR_HEADER: Final = bytes(14)
+
+_LARGEST_FREED_BYTES: Final = 8 * 1024 * 1024
+"""More than the blocks of a transfer that are on their way at once."""
+
+KEEPALIVE_SECONDS: Final = 30
+"""Silence after which a client asks whether the server is there, and what it waits for an acknowledgement."""
 
 logging.getLogger("picows").addHandler(logging.NullHandler())
 logging.getLogger("picows").propagate = False
@@ -44,6 +53,17 @@ class ConnectFailed(OSError):
         self.status = status
 
 
+@cache
+def keep_freed_memory() -> None:
+    """Make transfers use the same memory again and again.
+
+    glibc gives freed memory back to the system as soon as it exceeds twice the largest block that was ever
+    freed, and then every page of the next message is faulted in again, which costs as much as copying it
+    twice. So one large block is freed once; it is never touched, and costs nothing.
+    """
+    bytes(_LARGEST_FREED_BYTES)
+
+
 class WebSocketChannel(WSListener):
     """One WebSocket, either end."""
 
@@ -52,12 +72,14 @@ class WebSocketChannel(WSListener):
 
     def __init__(self, peer: str, limits: Limits, *, server_side: bool) -> None:
         super().__init__()
+        keep_freed_memory()
         self.peer = peer
         self.parse_failure = f"failed to parse websocket JSON-RPC message from exec-server websocket {peer}"
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._limits = limits
         self._server_side = server_side
         self._receiver: Receiver | None = None
+        self._view_received: Callable[[memoryview], None] | None = None
         self._transport: WSTransport | None = None
         self._parts: list[bytes] = []
         self._parts_size = 0
@@ -77,6 +99,7 @@ class WebSocketChannel(WSListener):
     def attach(self, receiver: Receiver) -> None:
         """Deliver to this receiver, beginning with what came before it."""
         self._receiver = receiver
+        self._view_received = getattr(receiver, "view_received", None)
         early, self._early = self._early, []
         for binary, message in early:
             (receiver.binary_received if binary else receiver.message_received)(message)
@@ -87,7 +110,7 @@ class WebSocketChannel(WSListener):
         if self._transport is None:
             return
         size = len(message)
-        if size > FRAGMENT_BYTES:
+        if size > MAX_FRAME_BYTES:
             self._send_fragments(b"", message, b"")
             return
         if not self._server_side:
@@ -125,10 +148,13 @@ class WebSocketChannel(WSListener):
         if self._transport is None:
             return
         size = len(head) + len(body) + len(tail)
-        if size > FRAGMENT_BYTES and not binary:
+        if size > MAX_FRAME_BYTES and not binary:
             self._send_fragments(head, body, tail)
         elif not self._server_side:
-            self._transport.send(_BINARY if binary else _TEXT, b"".join((head, body, tail)))
+            # Put together with room for a frame's header, it is masked where it is.
+            message = bytearray().join((_ROOM_FOR_HEADER, head, body, tail))
+            kind = _BINARY if binary else _TEXT
+            self._transport.send_reuse_external_bytearray(kind, message, len(_ROOM_FOR_HEADER))
         elif size < VECTOR_BYTES and not binary:
             self.send(b"".join((head, body, tail)))
         else:
@@ -200,11 +226,13 @@ class WebSocketChannel(WSListener):
         elif kind in (_TEXT, _BINARY):
             if self._parts:
                 self._violation("a new message began inside a fragmented one")
-            elif frame.fin:
-                self._deliver(kind, frame.get_payload_as_bytes())
-            else:
+            elif not frame.fin:
                 self._parts_type = kind
                 self._add_part(frame)
+            elif kind == _BINARY and self._view_received is not None:
+                self._view_received(frame.get_payload_as_memoryview())
+            else:
+                self._deliver(kind, frame.get_payload_as_bytes())
         elif kind == WSMsgType.CONTINUATION:
             if not self._parts:
                 self._violation("a continuation without a beginning")
@@ -345,13 +373,15 @@ async def connect(
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
     async def open_transport(factory: Any) -> Any:
-        return await aiofastnet.create_connection(
+        opened = await aiofastnet.create_connection(
             asyncio.get_running_loop(),
             factory,
             parts.hostname,
             port,
             ssl=(ssl or True) if secure else None,
         )
+        _watch_over(opened[0].get_extra_info("socket"))
+        return opened
 
     return await open_channel(url, parts.netloc, path, open_transport, receiver, limits, headers, timeout)
 
@@ -375,6 +405,9 @@ async def open_channel(
         async with asyncio.timeout(timeout):
             await open_transport(lambda: protocol)
             await protocol.wait_until_handshake_complete()
+            if not channel.opened.done():
+                # To picows that is the end of a handshake, too.
+                raise ConnectionResetError("the peer closed the connection before it answered")
             await channel.opened
     except TimeoutError:
         _give_up(protocol)
@@ -395,6 +428,21 @@ async def open_channel(
         raise
     channel.attach(receiver)
     return channel
+
+
+def _watch_over(socket: Any) -> None:
+    """Let the kernel find out that a peer has vanished: behind a NAT, or while this machine slept."""
+    import socket as sockets
+
+    socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_SECONDS // 3),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", KEEPALIVE_SECONDS * 1000),
+    ):
+        if hasattr(sockets, name):
+            socket.setsockopt(sockets.IPPROTO_TCP, getattr(sockets, name), value)
 
 
 def _give_up(protocol: Any) -> None:

@@ -18,7 +18,7 @@ encode_bytes = pybase64.b64encode
 """Bytes as base64 bytes, for messages that are put together without a JSON encoder."""
 
 
-def decode(text: str) -> bytes:
+def decode(text: str | bytes | memoryview) -> bytes:
     """Base64 text as bytes; ValueError unless it is exactly what `encode` would have written.
 
     Blanks, missing padding and stray bits after the last byte are refused: two spellings of the same
@@ -28,6 +28,9 @@ def decode(text: str) -> bytes:
         data = pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"invalid base64: {error}") from None
-    if text.endswith("=") and pybase64.b64encode_as_string(data[-(len(data) % 3) :]) != text[-4:]:
-        raise ValueError("invalid base64: the last symbol has stray bits")
+    rest = len(data) % 3
+    if rest:
+        end = text[-4:] if isinstance(text, str) else bytes(text[-4:]).decode()
+        if pybase64.b64encode_as_string(data[-rest:]) != end:
+            raise ValueError("invalid base64: the last symbol has stray bits")
     return data

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from .files import Decoder, Params, Result, Sandbox, sandbox, string, uri, wrong_type
+from .checks import Decoder, string, uri, wrong_type
+from .files import Params, Result
+from .sandbox import SandboxContext, fs_sandbox
 
 __all__ = [
     "CapabilityFile",
@@ -27,7 +29,7 @@ class CapabilityRoot(Params):
 
     id: str
     path: str
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 class RootsParams(Params):
@@ -40,11 +42,11 @@ class UserParams(Params):
     """`capabilities/discoverV2`."""
 
     cwd: str
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 _decode_root: Final = Decoder(
-    CapabilityRoot, "CapabilityRootDiscoveryTarget", ("id", "path"), id=string, path=uri, sandbox=sandbox
+    CapabilityRoot, "CapabilityRootDiscoveryTarget", ("id", "path"), id=string, path=uri, sandbox=fs_sandbox
 )
 
 
@@ -55,7 +57,7 @@ def _roots(value: Any) -> list[CapabilityRoot]:
 
 
 decode_roots: Final = Decoder(RootsParams, "CapabilityRootsDiscoverParams", ("roots",), roots=_roots)
-decode_user: Final = Decoder(UserParams, "CapabilitiesDiscoverParams", ("cwd",), cwd=uri, sandbox=sandbox)
+decode_user: Final = Decoder(UserParams, "CapabilitiesDiscoverParams", ("cwd",), cwd=uri, sandbox=fs_sandbox)
 
 
 class CapabilityFile(Result):

@@ -14,9 +14,11 @@ import msgspec
 from msgspec import Struct
 
 from ..limits import MAX_JSON_DEPTH, MAX_JSON_VALUES
+from . import base64
 from .errors import INVALID_REQUEST, RpcError
 
 __all__ = [
+    "Encoded",
     "Failure",
     "Malformed",
     "Message",
@@ -73,13 +75,39 @@ class Failure(Struct, frozen=True, gc=False):
 
 Message = Request | Notification | Success | Failure
 
+
+class Encoded:
+    """A result that is JSON already, in three parts that need not be put together to be sent."""
+
+    __slots__ = ("body", "head", "tail")
+
+    def __init__(self, head: bytes, body: bytes, tail: bytes) -> None:
+        self.head = head
+        self.body = body
+        self.tail = tail
+
+    def __bytes__(self) -> bytes:
+        return b"".join((self.head, self.body, self.tail))
+
+
 _decode = msgspec.json.Decoder().decode
 _encoder = msgspec.json.Encoder()
 _encode = _encoder.encode
 
 
 def parse(data: bytes | bytearray | memoryview | str) -> Message:
-    """Read one message, or raise Malformed with a text for the peer."""
+    """Read one message, or raise Malformed with a text for the peer.
+
+    The content of a large `fs/writeFile` or `fs/writeBlock` may be bytes instead of base64 already.
+    """
+    if type(data) is bytes and len(data) >= LARGE_MESSAGE_BYTES:
+        message = _parse_content(data)
+        if message is not None:
+            return message
+    return _parse(data)
+
+
+def _parse(data: bytes | bytearray | memoryview | str) -> Message:
     try:
         value = _decode(data)
     except msgspec.DecodeError as error:
@@ -141,6 +169,55 @@ def _error(value: Any) -> RpcError:
     return RpcError(code, message, value.get("data"))
 
 
+# Large contents ----------------------------------------------------------------------------------
+
+LARGE_MESSAGE_BYTES: Final = 16 * 1024
+"""From this size on a message is worth a look at what it is that makes it large."""
+
+MAX_AROUND_BYTES: Final = 16 * 1024
+"""Of what comes before a large content, and of what comes after it."""
+
+_CONTENT_NAMES: Final = {"fs/writeFile": "dataBase64", "fs/writeBlock": "chunk"}
+_CONTENT_BEGINS: Final = re.compile(rb'"(?:dataBase64|chunk)":"')
+_STAND_IN: Final = "(content)"
+_STAND_IN_BYTES: Final = _STAND_IN.encode()
+
+
+def _parse_content(raw: bytes) -> Request | None:
+    """The same message as `_parse` makes of it, but for its content, which is decoded where it lies.
+
+    A decoder would look at every byte of the content, copy it to a string, and that would be looked at
+    again and decoded to bytes. Instead the content is cut out, and the rest is parsed with a stand-in for
+    it. Without backslashes around it, a quote is always one that begins or ends a string, and the stand-in
+    is found only where it was put; a text that is base64 has nothing in it that JSON would mind. None when
+    in any doubt, and whenever something is wrong: the general way says what.
+    """
+    begins = _CONTENT_BEGINS.search(raw, 0, MAX_AROUND_BYTES)
+    if begins is None:
+        return None
+    start = begins.end()
+    end = raw.find(b'"', start)
+    if end < 0 or len(raw) - end > MAX_AROUND_BYTES:
+        return None
+    around = raw[:start] + raw[end:]
+    if b"\\" in around or _STAND_IN_BYTES in around:
+        return None
+    try:
+        message = _parse(b"".join((raw[:start], _STAND_IN_BYTES, raw[end:])))
+    except Malformed:
+        return None
+    if type(message) is not Request or type(message.params) is not dict:
+        return None
+    name = _CONTENT_NAMES.get(message.method)
+    if name is None or message.params.get(name) != _STAND_IN:
+        return None
+    try:
+        message.params[name] = base64.decode(memoryview(raw)[start:end])
+    except ValueError:
+        return None
+    return message
+
+
 # Shape: duplicate keys, depth, number of values ----------------------------------------------------
 
 
@@ -169,12 +246,18 @@ def _check_shape(data: bytes | bytearray | memoryview | str, value: dict[str, An
 _MANY_COLONS: Final = 4096
 """From this many on, looking at each colon costs more than counting in one go."""
 
+_SMALL_BYTES: Final = 1024
+"""Up to this size a few looks at all of a message cost less than a loop over its colons."""
+
 _BLANK_COLON = re.compile(rb"[ \t\n\r]:")
 
 
 def _quoted_colons(raw: bytes) -> int:
     """How many colons follow a quote; -1 if one follows a blank. Jumps from colon to colon: most of a large
     message is one long string without any."""
+    if len(raw) < _SMALL_BYTES:
+        blank = b" :" in raw or b"\t:" in raw or b"\n:" in raw or b"\r:" in raw
+        return -1 if blank else raw.count(b'":')
     count = seen = 0
     position = raw.find(b":")
     while position >= 0:

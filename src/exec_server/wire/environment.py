@@ -6,7 +6,13 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-__all__ = ["EnvironmentInfo", "EnvironmentLimits", "EnvironmentShell", "EnvironmentStatus"]
+__all__ = [
+    "EnvironmentInfo",
+    "EnvironmentLimits",
+    "EnvironmentSandbox",
+    "EnvironmentShell",
+    "EnvironmentStatus",
+]
 
 
 class EnvironmentShell(Struct, rename="camel"):
@@ -22,6 +28,19 @@ class EnvironmentLimits(Struct, rename="camel"):
     max_processes: int | None
     retained_output_bytes: int
     shutdown_grace_ms: int
+    detach_ttl_ms: int | UnsetType = UNSET
+    """How long a session without a connection is kept."""
+
+
+class EnvironmentSandbox(Struct, rename="camel", omit_defaults=True):
+    """What carries out sandboxes here: `bubblewrap`, `landlock` (for what it can express), `filter` (for the
+    network alone) or `none`; `unknown` if that is still being found out."""
+
+    backend: Literal["bubblewrap", "landlock", "filter", "none", "unknown"]
+    version: str | UnsetType = UNSET
+    landlock_abi: int | UnsetType = UNSET
+    reasons: list[str] | UnsetType = UNSET
+    """Why it is not something better, in words."""
 
 
 class EnvironmentInfo(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -44,6 +63,8 @@ class EnvironmentInfo(Struct, rename="camel", omit_defaults=True, kw_only=True):
     capabilities: dict[str, bool]
     """A client uses an optional feature only when its flag is here and true."""
     limits: EnvironmentLimits | UnsetType = UNSET
+    sandbox: EnvironmentSandbox | UnsetType = UNSET
+    """Only in the answer to `environment/info`: finding out takes longer than a handshake may."""
 
 
 class EnvironmentStatus(Struct, rename="camel"):

@@ -1,24 +1,23 @@
 """Files, as they travel: the params of every `fs/*` method, and its results.
 
-Params are decoded here by tables and not by msgspec: which of several mistakes is reported, and in
-which words, is part of the protocol. Fields are looked at in the order in which the message has them;
-the first bad one decides, then the first missing one. Results with many entries, and file contents,
+Params are decoded by tables (`checks.py`). Results with many entries, and file contents,
 are put together as bytes without a JSON encoder.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Generic, Literal, TypeVar
+from collections.abc import Iterable
+from typing import Final, Literal
+from urllib.parse import quote
 
 import pybase64
-from msgspec import Raw, Struct
+from msgspec import Struct
 from msgspec.json import encode
 
-from .errors import RpcError, invalid_params
-from .params import MAX_U64
-from .uri import parse as parse_uri
+from .checks import Decoder, boolean, content, one_of, optional, string, strings, uri, uris, whole_number
+from .envelope import Encoded
+from .sandbox import SandboxContext, fs_sandbox
 
 __all__ = [
     "BadBase64",
@@ -36,6 +35,7 @@ __all__ = [
     "OpenResult",
     "PathParams",
     "ReadBlockParams",
+    "ReadDirectoryParams",
     "ReadFileParams",
     "RemoveParams",
     "SearchParams",
@@ -48,143 +48,12 @@ __all__ = [
     "base64_problem",
     "content_result",
     "decode_base64",
+    "directory_page_result",
     "directory_result",
     "walk_result",
 ]
 
-T = TypeVar("T")
-Check = Callable[[Any], Any]
-Kind = Literal["file", "directory", "other"]
 OpenMode = Literal["read", "replace"]
-Sandbox = dict[str, Any]
-"""What an operation may touch. Taken apart where that is decided."""
-
-# Wrong values ------------------------------------------------------------------------------------
-
-
-def wrong_type(value: Any, wanted: str) -> RpcError:
-    """`value` is of a JSON type that cannot be here."""
-    if value is None:
-        found = "null"
-    elif type(value) is bool:
-        found = f"boolean `{'true' if value else 'false'}`"
-    elif type(value) is str:
-        found = f"string {_quoted(value)}"
-    elif type(value) is list:
-        found = "sequence"
-    elif type(value) is dict:
-        found = "map"
-    else:
-        found = "number"
-    return invalid_params(f"invalid type: {found}, expected {wanted}")
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
-
-
-# Checks: a JSON value in, what it stands for out ---------------------------------------------------
-
-
-def string(value: Any) -> str:
-    if type(value) is not str:
-        raise wrong_type(value, "a string")
-    return value
-
-
-def uri(value: Any) -> str:
-    """A path URI, in normal form afterwards."""
-    return parse_uri(string(value))
-
-
-def uris(value: Any) -> list[str]:
-    if type(value) is not list:
-        raise wrong_type(value, "a sequence")
-    return [uri(item) for item in value]
-
-
-def strings(value: Any) -> list[str]:
-    if type(value) is not list:
-        raise wrong_type(value, "a sequence")
-    return [string(item) for item in value]
-
-
-def boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise wrong_type(value, "a boolean")
-    return value
-
-
-def whole_number(wanted: str) -> Check:
-    """An unsigned 64-bit integer; `wanted` is its name in the error."""
-
-    def check(value: Any) -> int:
-        if type(value) is int and 0 <= value <= MAX_U64:
-            return value
-        if type(value) is int or type(value) is float:
-            raise invalid_params("invalid number")
-        raise wrong_type(value, wanted)
-
-    return check
-
-
-def optional(check: Check, default: Any = None) -> Check:
-    """Null means what absence means."""
-    return lambda value: default if value is None else check(value)
-
-
-def one_of(*names: str) -> Check:
-    quoted = [f"`{name}`" for name in names]
-    expected = " or ".join(quoted) if len(quoted) < 3 else "one of " + ", ".join(quoted)
-
-    def check(value: Any) -> str:
-        if type(value) is not str:
-            raise wrong_type(value, "string or map")
-        if value not in names:
-            raise invalid_params(f"unknown variant `{value}`, expected {expected}")
-        return value
-
-    return check
-
-
-def sandbox(value: Any) -> Sandbox | None:
-    if value is not None and type(value) is not dict:
-        raise wrong_type(value, "struct WireFileSystemSandboxContext")
-    return value
-
-
-class Decoder(Generic[T]):
-    """Makes a `T` of a JSON object: `fields` says how, by wire name, in the order of the protocol."""
-
-    def __init__(
-        self, kind: Callable[..., T], name: str, required: tuple[str, ...], /, **fields: Check
-    ) -> None:
-        self._kind = kind
-        self._name = name
-        self._fields = {_camel(attribute): (attribute, check) for attribute, check in fields.items()}
-        self._required = [(attribute, _camel(attribute)) for attribute in required]
-
-    def __call__(self, params: Any) -> T:
-        """The typed params, or RpcError -32602."""
-        if type(params) is not dict:
-            raise wrong_type(params, f"struct {self._name}")
-        values: dict[str, Any] = {}
-        fields = self._fields
-        for key, value in params.items():
-            field = fields.get(key)
-            if field is not None:
-                values[field[0]] = field[1](value)
-        for attribute, name in self._required:
-            if attribute not in values:
-                raise invalid_params(f"missing field `{name}`")
-        return self._kind(**values)
-
-
-def _camel(name: str) -> str:
-    head, *tail = name.split("_")
-    return head + "".join(part.capitalize() for part in tail)
-
 
 # Params ------------------------------------------------------------------------------------------
 
@@ -194,10 +63,19 @@ class Params(Struct, rename="camel", omit_defaults=True, kw_only=True):
 
 
 class PathParams(Params):
-    """`fs/canonicalize` and `fs/readDirectory`."""
+    """`fs/canonicalize`."""
 
     path: str
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
+
+
+class ReadDirectoryParams(Params):
+    """`fs/readDirectory`."""
+
+    path: str
+    sandbox: SandboxContext | None = None
+    after: str | None = None
+    """Ours: the names that come after this one, written as in a URI; "" for the first page."""
 
 
 class MetadataParams(Params):
@@ -205,7 +83,7 @@ class MetadataParams(Params):
 
     path: str
     follow_symlinks: bool = True
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 class ReadFileParams(Params):
@@ -213,18 +91,18 @@ class ReadFileParams(Params):
 
     path: str
     follow_symlinks: bool = True
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
     offset: int | None = None
     length: int | None = None
 
 
 class WriteFileParams(Params):
-    """`fs/writeFile`."""
+    """`fs/writeFile`. The content is base64, or the bytes themselves if the message was read that far."""
 
     path: str
-    data_base64: str
+    data_base64: str | bytes
     follow_symlinks: bool = True
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 class CreateDirectoryParams(Params):
@@ -233,7 +111,7 @@ class CreateDirectoryParams(Params):
     path: str
     recursive: bool = True
     follow_symlinks: bool = True
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 class RemoveParams(Params):
@@ -243,7 +121,7 @@ class RemoveParams(Params):
     recursive: bool = True
     force: bool = True
     follow_symlinks: bool = True
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 class CopyParams(Params):
@@ -252,7 +130,7 @@ class CopyParams(Params):
     source_path: str
     destination_path: str
     recursive: bool
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 class WalkOptions(Params):
@@ -270,7 +148,7 @@ class WalkParams(Params):
 
     path: str
     options: WalkOptions
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 class OpenParams(Params):
@@ -279,7 +157,12 @@ class OpenParams(Params):
     handle_id: str
     path: str
     mode: OpenMode = "read"
-    sandbox: Sandbox | None = None
+    atomic: bool = False
+    """Ours: with mode `replace`, the old content stays until the stream is closed."""
+    part: Literal["keep", "empty"] | None = None
+    """Ours: with mode `replace`, what a transfer writes to before it gets its name: a plain file of the
+    server's user, through no link, that nobody else has open this way. `keep`: what is in it stays."""
+    sandbox: SandboxContext | None = None
 
 
 class ReadBlockParams(Params):
@@ -291,17 +174,19 @@ class ReadBlockParams(Params):
 
 
 class WriteBlockParams(Params):
-    """`fs/writeBlock`."""
+    """`fs/writeBlock`. The chunk is base64, or the bytes themselves if the message was read that far."""
 
     handle_id: str
     offset: int
-    chunk: str
+    chunk: str | bytes
 
 
 class CloseParams(Params):
     """`fs/close`."""
 
     handle_id: str
+    discard: bool = False
+    """Ours: what an atomic stream has written is forgotten."""
 
 
 class WatchMissingParams(Params):
@@ -318,7 +203,7 @@ class WatchParams(Params):
     watch_id: str
     path: str
     recursive: bool = False
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 class UnwatchParams(Params):
@@ -333,7 +218,9 @@ class MoveParams(Params):
     source_path: str
     destination_path: str
     overwrite: bool = False
-    sandbox: Sandbox | None = None
+    keep_attributes: bool = False
+    """What replaces a file gets its mode, owner and attributes."""
+    sandbox: SandboxContext | None = None
 
 
 class GlobParams(Params):
@@ -345,7 +232,7 @@ class GlobParams(Params):
     hidden: bool = False
     follow_symlinks: bool = False
     max_results: int = 1000
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 class SearchParams(Params):
@@ -364,21 +251,25 @@ class SearchParams(Params):
     before_context: int = 0
     after_context: int = 0
     max_results: int = 1000
-    sandbox: Sandbox | None = None
+    sandbox: SandboxContext | None = None
 
 
 _flag_true = optional(boolean, True)
+_flag_false = optional(boolean, False)
 _u64 = whole_number("u64")
 _usize = whole_number("usize")
 
-decode_path: Final = Decoder(PathParams, "FsPathParams", ("path",), path=uri, sandbox=sandbox)
+decode_path: Final = Decoder(PathParams, "FsPathParams", ("path",), path=uri, sandbox=fs_sandbox)
+decode_read_directory: Final = Decoder(
+    ReadDirectoryParams, "FsPathParams", ("path",), path=uri, sandbox=fs_sandbox, after=optional(string)
+)
 decode_metadata: Final = Decoder(
     MetadataParams,
     "FsGetMetadataParams",
     ("path",),
     path=uri,
     follow_symlinks=_flag_true,
-    sandbox=sandbox,
+    sandbox=fs_sandbox,
 )
 decode_read_file: Final = Decoder(
     ReadFileParams,
@@ -386,7 +277,7 @@ decode_read_file: Final = Decoder(
     ("path",),
     path=uri,
     follow_symlinks=_flag_true,
-    sandbox=sandbox,
+    sandbox=fs_sandbox,
     offset=optional(_u64),
     length=optional(_u64),
 )
@@ -395,9 +286,9 @@ decode_write_file: Final = Decoder(
     "FsWriteFileParams",
     ("path", "data_base64"),
     path=uri,
-    data_base64=string,
+    data_base64=content,
     follow_symlinks=_flag_true,
-    sandbox=sandbox,
+    sandbox=fs_sandbox,
 )
 decode_create_directory: Final = Decoder(
     CreateDirectoryParams,
@@ -406,7 +297,7 @@ decode_create_directory: Final = Decoder(
     path=uri,
     recursive=_flag_true,
     follow_symlinks=_flag_true,
-    sandbox=sandbox,
+    sandbox=fs_sandbox,
 )
 decode_remove: Final = Decoder(
     RemoveParams,
@@ -416,7 +307,7 @@ decode_remove: Final = Decoder(
     recursive=_flag_true,
     force=_flag_true,
     follow_symlinks=_flag_true,
-    sandbox=sandbox,
+    sandbox=fs_sandbox,
 )
 decode_copy: Final = Decoder(
     CopyParams,
@@ -425,7 +316,7 @@ decode_copy: Final = Decoder(
     source_path=uri,
     destination_path=uri,
     recursive=boolean,
-    sandbox=sandbox,
+    sandbox=fs_sandbox,
 )
 _decode_walk_options: Final = Decoder(
     WalkOptions,
@@ -443,7 +334,7 @@ decode_walk: Final = Decoder(
     ("path", "options"),
     path=uri,
     options=_decode_walk_options,
-    sandbox=sandbox,
+    sandbox=fs_sandbox,
 )
 decode_open: Final = Decoder(
     OpenParams,
@@ -452,7 +343,9 @@ decode_open: Final = Decoder(
     handle_id=string,
     path=uri,
     mode=one_of("read", "replace"),
-    sandbox=sandbox,
+    atomic=_flag_false,
+    part=optional(one_of("keep", "empty")),
+    sandbox=fs_sandbox,
 )
 decode_read_block: Final = Decoder(
     ReadBlockParams,
@@ -468,9 +361,11 @@ decode_write_block: Final = Decoder(
     ("handle_id", "offset", "chunk"),
     handle_id=string,
     offset=_u64,
-    chunk=string,
+    chunk=content,
 )
-decode_close: Final = Decoder(CloseParams, "FsCloseParams", ("handle_id",), handle_id=string)
+decode_close: Final = Decoder(
+    CloseParams, "FsCloseParams", ("handle_id",), handle_id=string, discard=_flag_false
+)
 
 decode_watch_missing: Final = Decoder(
     WatchMissingParams,
@@ -481,7 +376,6 @@ decode_watch_missing: Final = Decoder(
     present=optional(uri),
 )
 
-_flag_false = optional(boolean, False)
 decode_watch: Final = Decoder(
     WatchParams,
     "FsWatchParams",
@@ -489,7 +383,7 @@ decode_watch: Final = Decoder(
     watch_id=string,
     path=uri,
     recursive=_flag_false,
-    sandbox=sandbox,
+    sandbox=fs_sandbox,
 )
 decode_unwatch: Final = Decoder(UnwatchParams, "FsUnwatchParams", ("watch_id",), watch_id=string)
 decode_move: Final = Decoder(
@@ -499,7 +393,8 @@ decode_move: Final = Decoder(
     source_path=uri,
     destination_path=uri,
     overwrite=_flag_false,
-    sandbox=sandbox,
+    keep_attributes=_flag_false,
+    sandbox=fs_sandbox,
 )
 decode_glob: Final = Decoder(
     GlobParams,
@@ -511,7 +406,7 @@ decode_glob: Final = Decoder(
     hidden=_flag_false,
     follow_symlinks=_flag_false,
     max_results=_usize,
-    sandbox=sandbox,
+    sandbox=fs_sandbox,
 )
 decode_search: Final = Decoder(
     SearchParams,
@@ -528,7 +423,7 @@ decode_search: Final = Decoder(
     before_context=_usize,
     after_context=_usize,
     max_results=_usize,
-    sandbox=sandbox,
+    sandbox=fs_sandbox,
 )
 
 
@@ -569,35 +464,59 @@ class BlockResult(Result):
     eof: bool
 
 
-def content_result(data: bytes | bytearray | memoryview) -> Raw:
+def content_result(data: bytes | bytearray | memoryview) -> Encoded:
     """`fs/readFile`."""
-    return Raw(b'{"dataBase64":"%b"}' % pybase64.b64encode(data))
+    return encoded_content(pybase64.b64encode(data))
 
 
-def block_result(data: bytes | memoryview, eof: bool) -> Raw:
+def encoded_content(text: bytes) -> Encoded:
+    """`fs/readFile`, from base64."""
+    return Encoded(b'{"dataBase64":"', text, b'"}')
+
+
+def block_result(data: bytes | memoryview, eof: bool) -> Encoded:
     """`fs/readBlock`."""
-    return Raw(b'{"chunk":"%b","eof":%b}' % (pybase64.b64encode(data), b"true" if eof else b"false"))
+    return Encoded(b'{"chunk":"', pybase64.b64encode(data), b'","eof":true}' if eof else b'","eof":false}')
 
 
 _NOT_PLAIN = re.compile(rb"[^ !#-\[\]-~]")
 """A byte that is not itself inside a JSON string."""
 
-_DIRECTORY_ENTRY: Final[Mapping[Kind, bytes]] = {
-    "directory": b'{"fileName":"%b","isDirectory":true,"isFile":false}',
-    "file": b'{"fileName":"%b","isDirectory":false,"isFile":true}',
-    "other": b'{"fileName":"%b","isDirectory":false,"isFile":false}',
-}
+_DIRECTORY_KINDS: Final = (
+    b'","isDirectory":true,"isFile":false}',
+    b'","isDirectory":false,"isFile":true}',
+    b'","isDirectory":false,"isFile":false}',
+)
+"""What follows the name of a directory, of a file, and of something else."""
 
 
-def directory_result(directories: list[bytes], files: list[bytes], others: list[bytes]) -> Raw:
+def directory_result(directories: list[bytes], files: list[bytes], others: list[bytes]) -> Encoded:
     """`fs/readDirectory`, from the names of each kind as the operating system has them."""
     entries: list[bytes] = []
-    for kind, names in (("directory", directories), ("file", files), ("other", others)):
-        template = _DIRECTORY_ENTRY[kind]  # type: ignore[index]  # the literals of the line above
+    for end, names in zip(_DIRECTORY_KINDS, (directories, files, others), strict=True):
+        if not names:
+            continue
         if _NOT_PLAIN.search(b"".join(names)):
             names = [_json_text(name) for name in names]
-        entries += [template % name for name in names]
-    return Raw(b'{"entries":[%b]}' % b",".join(entries))
+        begin = b'{"fileName":"'
+        entries += (begin, (end + b"," + begin).join(names), end, b",")
+    return Encoded(b'{"entries":[', b"".join(entries[:-1]), b"]}")
+
+
+def directory_page_result(entries: Iterable[tuple[bytes, int]], more: bool) -> Encoded:
+    """`fs/readDirectory` with `after`, from names and kinds (0 directory, 1 file, 2 something else).
+
+    A name that is not UTF-8 is said a second time, as in a URI.
+    """
+    said: list[bytes] = []
+    for name, kind in entries:
+        end = _DIRECTORY_KINDS[kind]
+        try:
+            name.decode()
+        except UnicodeDecodeError:
+            end = b'","name":"%b%b' % (quote(name).encode(), end)
+        said.append(b'{"fileName":"%b%b' % (_json_text(name), end))
+    return Encoded(b'{"entries":[', b",".join(said), b'],"more":%b}' % (b"true" if more else b"false"))
 
 
 def _json_text(name: bytes) -> bytes:
@@ -607,21 +526,16 @@ def _json_text(name: bytes) -> bytes:
     return encode(name.decode("utf-8", "replace"))[1:-1]
 
 
-def ranged_result(content: Raw, eof: bool) -> Raw:
+def ranged_result(content: Encoded, eof: bool) -> Encoded:
     """`fs/readFile` of a part: the content's result, and whether the file ends with it."""
-    return Raw(b"".join((memoryview(content)[:-1], b',"eof":true}' if eof else b',"eof":false}')))
+    return Encoded(content.head, content.body, b'","eof":true}' if eof else b'","eof":false}')
 
 
-def walk_result(entries: Iterable[bytes], errors: list[tuple[str, str]], truncated: bool) -> Raw:
-    """`fs/walk`, from entries that are JSON already (`walk_entry`) and errors as URI and message."""
-    return Raw(
-        b'{"entries":[%b],"errors":%b,"truncated":%b}'
-        % (
-            b",".join(entries),
-            encode([{"path": path, "message": message} for path, message in errors]),
-            b"true" if truncated else b"false",
-        )
-    )
+def walk_result(entries: Iterable[bytes], errors: list[tuple[str, str]], truncated: bool) -> Encoded:
+    """`fs/walk`, from entries that are JSON already and errors as URI and message."""
+    said = encode([{"path": path, "message": message} for path, message in errors])
+    end = b'],"errors":%b,"truncated":%b}' % (said, b"true" if truncated else b"false")
+    return Encoded(b'{"entries":[', b",".join(entries), end)
 
 
 # Base64 from strangers ---------------------------------------------------------------------------

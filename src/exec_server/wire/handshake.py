@@ -23,6 +23,10 @@ class InitializeParams(Struct, rename="camel", frozen=True, omit_defaults=True):
     """Knows what this server adds: `process/list`, and `killed` in the answer to `process/terminate`."""
     binary_output: bool | None = None
     """Wants output as binary frames where the transport has them (wire/binary.py)."""
+    acknowledges_output: bool | None = None
+    """Will say what output it has received, so that what it has not is kept longer."""
+    binary_files: bool | None = None
+    """Wants file contents as binary frames, and may send them so."""
 
 
 class InitializeResult(Struct, rename="camel"):
@@ -33,3 +37,5 @@ class InitializeResult(Struct, rename="camel"):
     protocol_version: str = LEGACY_PROTOCOL_VERSION
     binary_output: bool | UnsetType = UNSET
     """Present and true when output will come as binary frames."""
+    binary_files: bool | UnsetType = UNSET
+    """Present and true when file contents will, and may be sent so."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import UNSET, Struct, UnsetType, ValidationError
 
@@ -11,6 +11,7 @@ from .base64 import encode_bytes
 from .params import MAX_U64, U16, U64
 
 __all__ = [
+    "AcknowledgeParams",
     "CloseStdinParams",
     "EnvPolicy",
     "ListParams",
@@ -25,6 +26,7 @@ __all__ = [
     "ResizeParams",
     "SignalParams",
     "SnapshotResult",
+    "SpawnMode",
     "StartParams",
     "StartResult",
     "StreamName",
@@ -40,6 +42,14 @@ __all__ = [
     "exited_notification",
     "output_prefix",
 ]
+
+if TYPE_CHECKING:
+    from .sandbox import SandboxContext
+
+    AnySandbox = SandboxContext | None
+else:
+    AnySandbox = Any
+    """Decoded by its own table: its errors have words of their own."""
 
 StreamName = Literal["stdout", "stderr", "pty"]
 WriteStatus = Literal["accepted", "unknownProcess", "starting", "stdinClosed"]
@@ -100,15 +110,6 @@ class ShellSnapshot(Params):
     shell: ShellOfSnapshot
 
 
-class SandboxParams(Params):
-    """What the process may touch. Decoded in full where it is enforced."""
-
-    permissions: dict[str, Any]
-    windows_sandbox_level: Literal["disabled", "restricted-token", "elevated"]
-    cwd: str | None = None
-    workspace_roots: list[str] = []
-
-
 class StartParams(Params):
     """`process/start`."""
 
@@ -122,12 +123,19 @@ class StartParams(Params):
     env_policy: EnvPolicy | None = None
     metadata: Metadata | None = None
     shell_snapshot: ShellSnapshot | None = None
-    sandbox: SandboxParams | None = None
+    sandbox: AnySandbox = None
     enforce_managed_network: bool = False
     managed_network: dict[str, Any] | None = None
     network_proxy: dict[str, Any] | None = None
     pty_size: PtySize | None = None
     spawn: SpawnMode | None = None
+
+    def __post_init__(self) -> None:
+        if self.sandbox is not None:
+            from .sandbox import SandboxContext, decode_sandbox  # most processes have none
+
+            if not isinstance(self.sandbox, SandboxContext):
+                self.sandbox = decode_sandbox(self.sandbox)
 
 
 class StartResult(Result):
@@ -217,6 +225,13 @@ class TerminateResult(Struct, rename="camel", frozen=True, omit_defaults=True):
 class CloseStdinParams(Params):
     process_id: str
     write_id: str | None = None
+
+
+class AcknowledgeParams(Params):
+    """`process/acknowledgeOutput`: everything up to this number was received."""
+
+    process_id: str
+    seq: U64
 
 
 class ResizeParams(Params):

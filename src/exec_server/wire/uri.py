@@ -113,10 +113,13 @@ def _opaque_path(uri: str) -> str:
         raise invalid_params(f"'{uri}' is invalid on '{PLATFORM}'") from None
     if pybase64.urlsafe_b64encode(raw).decode().rstrip("=") != tail:
         raise invalid_params(f"'{uri}' is invalid on '{PLATFORM}'")
-    if b"\0" in raw:
-        raise invalid_request("file name contained an unexpected NUL byte")
     path = raw.decode("utf-8", "surrogateescape")
-    if not path.startswith("/") or _normalise(path) != path or not is_opaque(path_to_uri(raw)):
+    # A NUL right after the first slash: a path of Windows, whose opaque form is UTF-16.
+    if not path.startswith("/") or path.startswith("/\0") or _normalise(path) != path:
+        raise ForeignPath(uri)
+    if "\0" in path:
+        raise invalid_request("file name contained an unexpected NUL byte")
+    if not is_opaque(path_to_uri(raw)):
         raise ForeignPath(uri)
     return path
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from exec_server.local.files import cached
-from exec_server.local.files.cached import cached_metadata, cached_read_file
+from exec_server.local.files.cached import cached_metadata, cached_read_file, cached_read_range
+from exec_server.local.files.content import MAX_BLOCK_BYTES, MAX_READ_BYTES
 from exec_server.local.files.metadata import get_metadata
-from exec_server.local.files.read import read_file
+from exec_server.local.files.read import read_file, read_range
+from exec_server.wire.binary import FilePart
 from exec_server.wire.errors import RpcError
 from support.wait import eventually
 
@@ -35,6 +37,25 @@ def test_small_files(tmp_path: Path, size: int) -> None:
 
 
 @works
+@pytest.mark.parametrize("size", [0, 10, cached.SMALL_BYTES])
+@pytest.mark.parametrize("binary", [True, False])
+def test_parts_of_small_files(tmp_path: Path, size: int, binary: bool) -> None:
+    path = os.fsencode(tmp_path / "f")
+    (tmp_path / "f").write_bytes(os.urandom(size))
+    lengths = (None, 0, 1, size // 2, size, size + 1, MAX_BLOCK_BYTES, MAX_BLOCK_BYTES + 1, MAX_READ_BYTES)
+    for offset in (0, 1, size // 2, size, size + 1, 2**63 - 1, 2**63, 2**64 - 1):
+        for length in lengths:
+            expected = read_range(path, True, offset, length, binary)
+            found = eventually(lambda at=(offset, length): cached_read_range(path, *at, binary))
+            assert type(found) is type(expected)
+            if isinstance(found, FilePart):
+                assert found == expected
+            else:
+                assert bytes(found) == bytes(expected)
+    assert cached_read_range(path, 0, MAX_READ_BYTES + 1, binary) is None
+
+
+@works
 def test_what_is_not_there(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path / "missing")
     assert not os.path.exists(path)
@@ -55,6 +76,7 @@ def test_what_is_left_to_a_thread(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     for name in ("fifo", "large", "", "loop", "large/x"):
         assert cached_read_file(os.fsencode(tmp_path / name)) is None
+        assert cached_read_range(os.fsencode(tmp_path / name), 0, 1, True) is None
     for name in ("link", "loop", "large/x"):
         assert cached_metadata(os.fsencode(tmp_path / name)) is None
     assert cached_read_file(b"/proc/self/status") is None

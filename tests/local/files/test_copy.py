@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -127,3 +128,11 @@ def test_into_itself(tmp_path: Path) -> None:
     assert tree(source) == {"sub": None}
     cp(source, tmp_path / "s2")
     assert (tmp_path / "s2" / "sub").is_dir()
+
+
+def test_into_a_link_that_turns_back(tmp_path: Path) -> None:
+    """A link through `file/..` leads nowhere, so it is no way into the source."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "f").touch()
+    (tmp_path / "link").symlink_to("f/../d")
+    assert number(tmp_path / "d", tmp_path / "link") == errno.EEXIST

@@ -95,3 +95,24 @@ def test_making_where_links_are(tmp_path: Path) -> None:
     assert sorted(os.listdir(root / "d")) == ["sub"]
     with pytest.raises(RpcError, match="directory already exists"):
         make(Path("/"), False, False)
+
+
+def test_a_directory_that_vanishes_between_two_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there when it was to be made, and is not when it is looked at: then it is made again."""
+    (tmp_path / "d").mkdir()
+    really_make = os.mkdir
+    vanished = []
+
+    def make(path: bytes) -> None:
+        try:
+            really_make(path)
+        except FileExistsError:
+            if not vanished:
+                os.rmdir(path)
+                vanished.append(path)
+            raise
+
+    monkeypatch.setattr(os, "mkdir", make)
+    assert create_directory(os.fsencode(tmp_path / "d"), True, True) == {}
+    assert vanished
+    assert (tmp_path / "d").is_dir()

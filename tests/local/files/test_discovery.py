@@ -11,7 +11,9 @@ import pytest
 
 from exec_server.local.files import discovery
 from exec_server.local.files.discovery import basename_of, child_of, discover_root, discover_roots, parent_of
+from exec_server.local.files.lane import Turn
 from exec_server.wire.capabilities import CapabilityRoot, DiscoveredRoot
+from exec_server.wire.errors import RpcError
 
 MANIFEST = ".codex-plugin/plugin.json"
 
@@ -89,10 +91,19 @@ def test_what_is_no_root(tmp_path: Path) -> None:
     assert foreign.error == (
         "failed to inspect capability root file:///C:/x: 'file:///C:/x' is invalid on 'linux'"
     )
-    sandbox = {"permissions": {"type": "managed"}, "windowsSandboxLevel": "disabled"}
-    refused = discover_root(CapabilityRoot(id="r", path=tmp_path.as_uri(), sandbox=sandbox))
-    assert refused.error is not None
-    assert "sandbox intent cannot be enforced" in refused.error
+
+
+def test_a_root_that_somebody_else_has_to_look_at(tmp_path: Path) -> None:
+    root = CapabilityRoot(id="r", path=tmp_path.as_uri())
+
+    def refuse(root: CapabilityRoot, turn: Turn) -> None:
+        raise RpcError(-32603, "no")
+
+    (refused,) = discover_roots([root], refuse)["roots"]
+    assert refused.error == f"failed to inspect capability root {tmp_path.as_uri()}: no"
+    assert discover_roots([root], lambda *_: "seen")["roots"] == ["seen"]
+    (own,) = discover_roots([root], lambda *_: None)["roots"]
+    assert own.error is None
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from exec_server.local.files.metadata import canonicalize, get_metadata
+from exec_server.local.files.paths import to_native
 from exec_server.wire.errors import RpcError
 
 
@@ -63,3 +64,24 @@ def test_canonicalize(tmp_path: Path) -> None:
         with pytest.raises(OSError) as caught:
             canonicalize(os.fsencode(root / name))
         assert caught.value.errno == number
+
+
+def test_links_that_turn_back(tmp_path: Path) -> None:
+    """`..` is taken where it stands, as the kernel does: what comes before it must be a directory."""
+    root = tmp_path.resolve()
+    (root / "d" / "e").mkdir(parents=True)
+    (root / "f").touch()
+    for name, target in (("good", "d/e/../../f"), ("file", "f/../d"), ("none", "missing/../d")):
+        (root / name).symlink_to(target)
+    assert canonicalize(os.fsencode(root / "good")).path == f"file://{root}/f"
+    for name, number in (("file", 20), ("none", 2)):
+        with pytest.raises(OSError) as caught:
+            canonicalize(os.fsencode(root / name))
+        assert caught.value.errno == number
+
+
+def test_canonical_names_are_bytes_and_may_look_removed(tmp_path: Path) -> None:
+    root = os.fsencode(tmp_path.resolve())
+    for name in (b"x\xff", b"gone (deleted)", b"new\nline"):
+        os.mkdir(os.path.join(root, name))
+        assert to_native(canonicalize(os.path.join(root, name)).path) == os.path.join(root, name)

@@ -77,3 +77,35 @@ def test_to_another_file_system(tmp_path: Path) -> None:
         assert number(tmp_path / "d", elsewhere / "d-of-test") == 18
     finally:
         target.unlink(missing_ok=True)
+
+
+def test_keeping_what_is_replaced(tmp_path: Path) -> None:
+    """Mode, attributes and, where that may be given, owner of the file that had the name before."""
+    for keep in (True, False):
+        (tmp_path / "new").write_text("new")
+        (tmp_path / "new").chmod(0o640)
+        (tmp_path / "old").write_text("old")
+        (tmp_path / "old").chmod(0o751)
+        if os.getuid() == 0:
+            os.chown(tmp_path / "old", 1234, 4321)
+        before = (tmp_path / "old").stat()
+        source, target = os.fsencode(tmp_path / "new"), os.fsencode(tmp_path / "old")
+        assert move(source, target, True, keep_attributes=keep) == {}
+        after = (tmp_path / "old").stat()
+        assert (tmp_path / "old").read_text() == "new"
+        kept = (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+        assert kept == keep
+        assert os.listdir(tmp_path) == ["old"]
+
+
+def test_there_may_be_nothing_to_keep(tmp_path: Path) -> None:
+    """A name that is free, a link, a directory: then it is a rename as ever."""
+    (tmp_path / "link").symlink_to("elsewhere")
+    (tmp_path / "d").mkdir()
+    for name in ("free", "link"):
+        (tmp_path / "new").write_text("new")
+        move(os.fsencode(tmp_path / "new"), os.fsencode(tmp_path / name), True, keep_attributes=True)
+        assert (tmp_path / name).read_text() == "new"
+    (tmp_path / "source").mkdir()
+    move(os.fsencode(tmp_path / "source"), os.fsencode(tmp_path / "d"), True, keep_attributes=True)
+    assert sorted(os.listdir(tmp_path)) == ["d", "free", "link"]

@@ -136,3 +136,42 @@ def test_a_chunk_larger_than_all_that_is_kept_is_numbered_and_counted() -> None:
     assert log.dropped_bytes == 9
     assert log.append("stdout", b"next") == 2
     assert log.joined("stdout") == b"0123next"
+
+
+@given(
+    st.lists(st.integers(1, 30) | st.tuples(st.just("received"), st.integers(0, 60)), max_size=80),
+    st.integers(20, 120),
+)
+def test_what_was_not_received_is_kept_longer(steps: list[Any], window: int) -> None:
+    """Within the window nothing falls out that was not received; what was received falls out as ever."""
+    log = OutputLog(20, 1000, 0, window)
+    log.acknowledged = 0
+    sizes: list[int] = []
+    lost: set[int] = set()
+    for step in steps:
+        if isinstance(step, int):
+            log.append("stdout", b"x" * step)
+            sizes.append(step)
+        else:
+            log.acknowledge(step[1])
+        retained = [chunk.seq for chunk in log.read(0, None)[0]]
+        kept = sum(sizes[seq - 1] for seq in retained)
+        assert retained == list(range(len(sizes) - len(retained) + 1, len(sizes) + 1))
+        assert kept <= window
+        if retained and retained[0] <= log.acknowledged:
+            assert kept <= 20
+        missing = {seq for seq in range(log.acknowledged + 1, len(sizes) + 1) if seq not in retained}
+        if missing - lost:
+            assert isinstance(step, int)
+            assert sum(size for seq, size in enumerate(sizes, 1) if seq > log.acknowledged) > window
+        lost |= missing
+
+
+def test_many_small_chunks_have_a_bound_of_their_own() -> None:
+    log = OutputLog(10_000, 5, 0, 100_000)
+    log.acknowledged = 0
+    for _ in range(100):
+        log.append("stdout", b"x")
+    assert len(log.read(0, None)[0]) == 20
+    log.acknowledge(100)
+    assert len(log.read(0, None)[0]) == 5

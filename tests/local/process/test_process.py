@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exec_server.limits import Limits
+from exec_server.local.process.killer import Killer
 from exec_server.local.process.process import TRANSITIONS, ExitWatcher, ManagedProcess, State
 from exec_server.local.worker import Worker
 from support.local import Ear, machine, spec
@@ -37,7 +38,14 @@ def test_only_what_is_listed_can_happen(walk: list[State]) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         process = ManagedProcess(
-            loop, "p", spec("true"), Limits(), Ear(), Worker(loop, "killer"), ExitWatcher(loop)
+            loop,
+            "p",
+            spec("true"),
+            Limits(),
+            Ear(),
+            Killer(loop),
+            ExitWatcher(loop),
+            Worker(loop, "sandboxer"),
         )
         for state in walk:
             before = process.state

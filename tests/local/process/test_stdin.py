@@ -75,7 +75,7 @@ def test_order_is_kept_and_each_id_counts_once(
                     await asyncio.sleep(0)
                     continue
                 data = bytes([number]) * step[1]
-                if step[2] is not None and writer.was_accepted(step[2]):
+                if step[2] is not None and writer.earlier(step[2]) is not None:
                     assert step[2] in seen
                     continue
                 assert step[2] not in seen or step[2] is None
@@ -140,7 +140,7 @@ def test_a_child_that_reads_no_more_blocks_nobody() -> None:
         os.close(read)
         await eventually_async(lambda: all(answer.settled for answer in answers), "everybody going on")
         assert writer.write(b"more", "id").result() == "accepted"
-        assert writer.was_accepted("id")
+        assert writer.earlier("id") is not None
         with pytest.raises(OSError):
             os.fstat(write)
 
@@ -152,9 +152,9 @@ def test_only_so_many_ids_are_remembered() -> None:
         async with stdin() as (writer, _):
             for number in range(4097):
                 writer.write(b"", str(number))
-            assert not writer.was_accepted("0")
-            assert writer.was_accepted("1")
-            assert writer.was_accepted("4096")
+            assert writer.earlier("0") is None
+            assert writer.earlier("1") is not None
+            assert writer.earlier("4096") is not None
 
     asyncio.run(run())
 
@@ -186,5 +186,23 @@ def test_a_terminal_is_not_closed() -> None:
         os.fstat(master)
         os.close(master)
         os.close(slave)
+
+    asyncio.run(run())
+
+
+def test_what_waits_for_room_when_the_child_is_killed_was_not_accepted() -> None:
+    async def run() -> None:
+        async with stdin(stdin_queue_chunks=1) as (writer, child):
+            accepted = [writer.write(bytes(5000), str(number)) for number in range(2)]
+            waiting = writer.write(b"late", "late")
+            assert writer.earlier("late") is waiting, "the same write again is answered with the first"
+            assert not waiting.settled
+            writer.break_off()
+            assert accepted[0].result() == "accepted"
+            with pytest.raises(BrokenPipeError, match="failed to write to process stdin"):
+                waiting.result()
+            assert writer.earlier("late") is None
+            assert writer.earlier("0") is not None
+            assert child.take(5000)
 
     asyncio.run(run())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -12,7 +15,7 @@ from exec_server.local.process import tree
 from exec_server.local.process.tree import SESSION_SHIFT, TagSpace
 from support.machine import gone, running, sleep_forever, stat
 from support.rpc import Peer
-from support.server import RunningServer
+from support.server import COMMAND, RunningServer
 from support.wait import eventually
 
 # Tags --------------------------------------------------------------------------------------------
@@ -183,3 +186,86 @@ def test_nobody_is_left_unreaped(ws: Peer) -> None:
         if stat(pid).parent == ws.server_pid and stat(pid).state == "Z"
     ]
     assert zombies == []
+
+
+# When descriptors run short ----------------------------------------------------------------------
+
+FEW = ("bash", "-c", 'ulimit -n 64; exec "$0" "$@" 2>/dev/null', COMMAND)
+"""A server that may have 64 descriptors, and cannot get more. It has reason to complain."""
+
+
+def use_up(server: RunningServer, stack: ExitStack) -> None:
+    """Connect until the server can open nothing any more."""
+    host, port = server.url.removeprefix("ws://").split(":")
+    for _ in range(80):
+        stack.enter_context(socket.create_connection((host, int(port))))
+    eventually(lambda: len(os.listdir(f"/proc/{server.pid}/fd")) >= 64, "the last descriptor being taken")
+
+
+def test_a_tree_larger_than_the_limit_on_descriptors(
+    start_server: Callable[..., RunningServer], connect: Callable[..., Peer]
+) -> None:
+    peer = connect(start_server(command=FEW))
+    peer.initialize()
+    marker = sleep_forever()
+    script = f"for i in $(seq 100); do setsid sleep {marker} & done; wait"
+    process_id = peer.shell(script)
+    eventually(lambda: len(running(f"sleep\0{marker}")) == 100, "everybody to be there")
+    assert killed(peer, process_id) == 101
+    gone(marker)
+
+
+def test_a_tree_is_killed_when_nothing_can_be_opened(
+    start_server: Callable[..., RunningServer], connect: Callable[..., Peer]
+) -> None:
+    server = start_server("--detach-ttl", "0.2", command=FEW)
+    peer, other = connect(server), connect(server)
+    marker, others = sleep_forever(), sleep_forever()
+    peer.initialize()
+    other.initialize()
+    process_id = peer.shell(f"(setsid sleep {marker} &); exec sleep {marker}")
+    other.shell(f"(setsid sleep {others} &); exec sleep {others}")
+    eventually(lambda: len(running(f"sleep\0{marker}") + running(f"sleep\0{others}")) == 4, "all of them")
+    with ExitStack() as stack:
+        use_up(server, stack)
+        assert killed(peer, process_id) == 2
+        gone(marker)
+        other.drop()  # and what a session leaves behind
+        use_up(server, stack)
+        gone(others)
+    assert server.end() == 0
+
+
+def test_one_descriptor_is_enough_and_none_is_said() -> None:
+    code = """
+import os, resource, sys
+from exec_server.local.process import descriptors, tree
+tag = tree.TagSpace().open_session().new()
+with tree.tagged(tag):
+    for _ in range(3):
+        os.posix_spawn("/bin/sleep", ["sleep", sys.argv[1]], {}, setsid=True)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+full = []
+try:
+    while True:
+        full.append(os.open("/", os.O_RDONLY))
+except OSError:
+    pass
+try:
+    tree.kill_tagged(tag.__eq__)
+except OSError as error:
+    print(error.strerror)
+os.close(full.pop())
+print(tree.kill_tagged(tag.__eq__))
+for _ in range(3):
+    os.wait()
+os.close(full.pop())
+descriptors.keep_spare()
+print(tree.kill_tagged(tag.__eq__), tree.kill_tagged(lambda tag: False))
+"""
+    marker = sleep_forever()
+    done = subprocess.run([sys.executable, "-c", code, marker], capture_output=True, text=True, check=True)
+    said, *counts = done.stdout.splitlines()
+    assert said == "not every process could be looked at: Too many open files"
+    assert counts == ["3", "0 0"]
+    gone(marker)

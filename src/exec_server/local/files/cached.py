@@ -17,15 +17,16 @@ import stat
 from time import monotonic
 from typing import Final
 
-from msgspec import Raw
-
-from ...wire.files import MetadataResult, content_result
+from ...wire.binary import FilePart
+from ...wire.envelope import Encoded
+from ...wire.files import MetadataResult, content_result, ranged_result
+from .content import MAX_READ_BYTES
 from .errors import failure
 from .kernel import RESOLVE_CACHED, RESOLVE_NO_XDEV, birth_time_ms, openat2
 from .metadata import metadata_result
-from .read import READ
+from .read import READ, as_it_is
 
-__all__ = ["cached_metadata", "cached_read_file"]
+__all__ = ["cached_metadata", "cached_read_file", "cached_read_range"]
 
 SMALL_BYTES: Final = 64 * 1024
 """Largest file whose content is encoded on the loop: twenty microseconds of work."""
@@ -144,8 +145,30 @@ def _kinds(table: bytes) -> tuple[str, set[str]]:
 _mounts = _Mounts()
 
 
-def cached_read_file(path: bytes) -> Raw | None:
+def cached_read_file(path: bytes) -> Encoded | None:
     """The answer to `read_file`, links followed, if it is small and in memory."""
+    content = _content(path)
+    return None if content is None else content_result(content)
+
+
+def cached_read_range(
+    path: bytes, offset: int, length: int | None, binary: bool
+) -> Encoded | FilePart | None:
+    """The answer to `read_range`, likewise."""
+    if length is not None and length > MAX_READ_BYTES:
+        return None  # an error, however small the file is
+    content = _content(path)
+    if content is None:
+        return None
+    size = len(content)
+    part = memoryview(content)[offset : size if length is None else offset + length]
+    eof = length is None or offset + length >= size
+    if as_it_is(length, binary):
+        return FilePart(bytes(part), eof, size)
+    return ranged_result(content_result(part), eof)
+
+
+def _content(path: bytes) -> bytearray | None:
     descriptor = _open(path, READ)
     if descriptor is None:
         return None
@@ -157,7 +180,7 @@ def cached_read_file(path: bytes) -> Raw | None:
         if os.preadv(descriptor, [data], 0, _NOWAIT) != info.st_size:
             return None  # some of it is on disk, or it is growing
         del data[-1]
-        return content_result(data)
+        return data
     except OSError:
         return None
     finally:

@@ -11,12 +11,21 @@ from collections.abc import Iterator
 from typing import Final
 
 import pybase64
-from msgspec import Raw
 
-from ...wire.files import BadBase64, base64_problem, decode_base64
+from ...wire.envelope import Encoded
+from ...wire.files import BadBase64, base64_problem, decode_base64, encoded_content
 from .lane import Turn
 
-__all__ = ["LARGE_BYTES", "MAX_READ_BYTES", "PIECE_BYTES", "Decoded", "encode_content", "fill"]
+__all__ = [
+    "LARGE_BYTES",
+    "MAX_BLOCK_BYTES",
+    "MAX_READ_BYTES",
+    "PIECE_BYTES",
+    "Decoded",
+    "encode_content",
+    "fill",
+    "read_at",
+]
 
 LARGE_BYTES: Final = 256 * 1024
 """Reading or writing more than this leaves the lane."""
@@ -24,34 +33,29 @@ LARGE_BYTES: Final = 256 * 1024
 MAX_READ_BYTES: Final = 536_870_912
 """Largest file that is answered in one message. Streams have no such limit."""
 
+MAX_BLOCK_BYTES: Final = 1024 * 1024
+"""Read or written in one call of a stream."""
+
 PIECE_BYTES: Final = 3 * 256 * 1024
 """A multiple of three, so that base64 of the pieces is base64 of the whole."""
 
 PIECE_TEXT: Final = PIECE_BYTES // 3 * 4
 
-_BEGINNING: Final = b'{"dataBase64":"'
-_END: Final = b'"}'
 
-
-def encode_content(descriptor: int, start: int, most: int, turn: Turn) -> Raw:
+def encode_content(descriptor: int, start: int, most: int, turn: Turn) -> Encoded:
     """The result of `fs/readFile`: up to `most` bytes from `start` on, read until the file ends."""
-    message = bytearray(len(_BEGINNING) + (most + 2) // 3 * 4 + len(_END))
-    message[: len(_BEGINNING)] = _BEGINNING
-    end = len(_BEGINNING)
-    piece = memoryview(bytearray(PIECE_BYTES))
+    pieces: list[bytes] = []
+    piece = memoryview(bytearray(min(PIECE_BYTES, most)))
     total = 0
     while total < most:
         turn.check()
         wanted = min(PIECE_BYTES, most - total)
         count = fill(descriptor, piece[:wanted], start + total)
-        encoded = pybase64.b64encode(piece[:count])
-        message[end : end + len(encoded)] = encoded
-        end += len(encoded)
+        pieces.append(pybase64.b64encode(piece[:count]))
         total += count
         if count < wanted:
             break
-    message[end : end + len(_END)] = _END
-    return Raw(memoryview(message)[: end + len(_END)])
+    return encoded_content(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
 def fill(descriptor: int, view: memoryview, offset: int) -> int:
@@ -65,12 +69,25 @@ def fill(descriptor: int, view: memoryview, offset: int) -> int:
     return filled
 
 
+def read_at(descriptor: int, length: int, offset: int) -> bytes:
+    """Up to `length` bytes; fewer only where the file ends."""
+    data = os.pread(descriptor, length, offset)
+    if 0 < len(data) < length:
+        # The end of the file, unless somebody interrupted us.
+        view = memoryview(bytearray(length - len(data)))
+        data += view[: fill(descriptor, view, offset + len(data))]
+    return data
+
+
 class Decoded:
     """The content that a base64 text stands for. BadBase64 when it is made, if the text is none."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str | bytes) -> None:
         self._whole: bytes | None = None
+        if isinstance(text, bytes):
+            self._whole, self.size = text, len(text)
+            return  # decoded already
+        self._text = text
         if len(text) <= PIECE_TEXT:
             self._whole = decode_base64(text)
             self.size = len(self._whole)

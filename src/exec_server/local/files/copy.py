@@ -13,10 +13,10 @@ from .content import PIECE_BYTES
 from .directory import make_directories
 from .errors import os_error
 from .lane import ALONE, Turn
-from .paths import opened
+from .paths import opened, resolved
 from .write import replace_file, write_all
 
-__all__ = ["copy"]
+__all__ = ["copy", "copy_content"]
 
 COPY_BYTES: Final = 64 * 1024 * 1024
 """Asked of the kernel at once, between two looks whether anybody still wants the copy."""
@@ -39,7 +39,7 @@ def copy(source: bytes, target: bytes, recursive: bool, turn: Turn = ALONE) -> d
     elif stat.S_ISDIR(info.st_mode):
         if not recursive:
             raise invalid_request("fs/copy requires recursive: true when sourcePath is a directory")
-        real_source = os.path.realpath(source, strict=True)
+        real_source = resolved(source)
         real_target = _resolve_existing_part(target)
         if real_target == real_source or real_target.startswith(real_source.rstrip(b"/") + b"/"):
             raise invalid_request("fs/copy cannot copy a directory to itself or one of its descendants")
@@ -55,7 +55,7 @@ def _resolve_existing_part(path: bytes) -> bytes:
     missing: list[bytes] = []
     while True:
         try:
-            real = os.path.realpath(path, strict=True)
+            real = resolved(path)
         except OSError:
             path, name = os.path.split(path)
             if not name:
@@ -72,7 +72,7 @@ def _copy_file(source: bytes, target: bytes, turn: Turn) -> None:
             raise os_error(errno.EINVAL)  # exchanged since it was looked at
         replace_file(
             target,
-            lambda into: _copy_content(descriptor, into, turn),
+            lambda into: copy_content(descriptor, into, turn),
             info.st_size,
             mode=stat.S_IMODE(info.st_mode),
             turn=turn,
@@ -80,7 +80,7 @@ def _copy_file(source: bytes, target: bytes, turn: Turn) -> None:
         )
 
 
-def _copy_content(source: int, target: int, turn: Turn) -> None:
+def copy_content(source: int, target: int, turn: Turn) -> None:
     os.lseek(source, 0, os.SEEK_SET)
     copied = 0
     try:

@@ -18,7 +18,6 @@ from ...wire.capabilities import CapabilityFile, CapabilityRoot, DiscoveredRoot,
 from ...wire.errors import RpcError
 from ...wire.files import WalkOptions
 from ...wire.uri import is_opaque, path_to_uri
-from .access import require_plain
 from .errors import failure
 from .lane import ALONE, Turn
 from .paths import to_native
@@ -47,10 +46,25 @@ INSTRUCTIONS: Final = "SKILL.md"
 METADATA: Final = "agents/openai.yaml"
 
 
-def discover_roots(roots: list[CapabilityRoot], turn: Turn = ALONE) -> dict[str, list[DiscoveredRoot]]:
+Elsewhere = Callable[[CapabilityRoot, Turn], Any | None]
+"""Looks below a root with fewer rights, and gives what `discover_root` would; None if there is no need."""
+
+
+def discover_roots(
+    roots: list[CapabilityRoot], elsewhere: Elsewhere | None = None, turn: Turn = ALONE
+) -> dict[str, list[Any]]:
     """All of them, in the order of the request."""
     turn.leave()
-    return {"roots": [discover_root(root, turn) for root in roots]}
+    return {"roots": [_discover(root, elsewhere, turn) for root in roots]}
+
+
+def _discover(root: CapabilityRoot, elsewhere: Elsewhere | None, turn: Turn) -> Any:
+    try:
+        found = None if elsewhere is None else elsewhere(root, turn)
+    except (OSError, RpcError) as error:
+        wrong = f"failed to inspect capability root {root.path}: {_message(error)}"
+        return DiscoveredRoot(root.id, root.path, None, [], [], [], wrong)
+    return discover_root(root, turn) if found is None else found
 
 
 def discover_root(root: CapabilityRoot, turn: Turn = ALONE) -> DiscoveredRoot:
@@ -59,7 +73,6 @@ def discover_root(root: CapabilityRoot, turn: Turn = ALONE) -> DiscoveredRoot:
     bundle = Bundle(turn)
     found = DiscoveredRoot(root.id, root.path, None, [], [], bundle.warnings, None)
     try:
-        require_plain(root.sandbox, changes=False)
         is_directory = stat.S_ISDIR(os.stat(to_native(root.path)).st_mode)
     except (OSError, RpcError) as error:
         found.error = f"failed to inspect capability root {root.path}: {_message(error)}"
@@ -103,7 +116,7 @@ class Scan:
     """The skills and manifests that a walk comes across, as URIs, sorted."""
 
     def __init__(self, root: str, warn: Callable[[str], object], turn: Turn = ALONE) -> None:
-        result = decode(walk(to_native(root), root, SCAN, turn))
+        result = decode(bytes(walk(to_native(root), root, SCAN, turn)))
         for error in result["errors"]:
             warn(f"failed to scan capability path {error['path']}: {error['message']}")
         if result["truncated"]:

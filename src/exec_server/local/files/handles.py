@@ -8,23 +8,33 @@ its descriptor until that block is done.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
-from msgspec import Raw
-
+from ...wire.binary import FilePart
+from ...wire.envelope import Encoded
 from ...wire.errors import NOT_FOUND, RpcError, invalid_params, invalid_request
 from ...wire.files import BadBase64, OpenMode, OpenResult, block_result, decode_base64
-from .content import LARGE_BYTES, fill
+from .content import LARGE_BYTES, MAX_BLOCK_BYTES, read_at
 from .errors import os_error
 from .lane import ALONE, Turn
 from .paths import lossy, real_path
 from .read import MAX_OFFSET, open_for_reading
 from .write import PINS, WRITE, write_all_at
 
-__all__ = ["MAX_BLOCK_BYTES", "MAX_HANDLES", "MAX_ID_BYTES", "Handles", "handle_path"]
+__all__ = [
+    "MAX_BLOCK_BYTES",
+    "MAX_HANDLES",
+    "MAX_ID_BYTES",
+    "Handles",
+    "handle_path",
+    "open_file",
+    "open_part",
+]
 
 MAX_HANDLES: Final = 128
 """Of one connection, reading and writing together."""
@@ -32,8 +42,7 @@ MAX_HANDLES: Final = 128
 MAX_ID_BYTES: Final = 32
 """Of a handle's id, in UTF-8."""
 
-MAX_BLOCK_BYTES: Final = 1024 * 1024
-"""Read or written in one call."""
+_PART: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _NAME_PREFIX: Final = b"\0handle\0"
 
@@ -79,18 +88,26 @@ class Handles:
         handle = self._handles.get(name[len(_NAME_PREFIX) :].decode("utf-8", "surrogatepass"))
         return None if handle is None else handle.path
 
-    def open(self, handle_id: str, path: bytes, mode: OpenMode, turn: Turn = ALONE) -> OpenResult:
-        """Open a regular file; to write, it is created or emptied at once."""
-        del turn
+    def open(
+        self,
+        handle_id: str,
+        path: bytes,
+        mode: OpenMode,
+        turn: Turn = ALONE,
+        *,
+        opener: Callable[[bytes, OpenMode, Turn], int] | None = None,
+    ) -> OpenResult:
+        """Open a regular file; to write, it is created or emptied at once.
+
+        `opener` gives its descriptor, where somebody else has to open it.
+        """
         _check_id(handle_id)
         if handle_id in self._handles:
             raise invalid_request(f"file handle `{handle_id}` already exists")
         if len(self._handles) >= MAX_HANDLES:
             raise invalid_request(f"at most {MAX_HANDLES} file handles may be open per connection")
-        if mode == "read":
-            handle = _Handle(open_for_reading(path), writes=False)
-        else:
-            handle = _Handle(_open_emptied(path), writes=True)
+        descriptor = open_file(path, mode) if opener is None else opener(path, mode, turn)
+        handle = _Handle(descriptor, writes=mode != "read")
         with self._lock:
             if not self._ended:
                 self._handles[handle_id] = handle
@@ -98,8 +115,10 @@ class Handles:
         handle.close()
         return OpenResult(handle_id)
 
-    def read(self, handle_id: str, offset: int, length: int, turn: Turn = ALONE) -> Raw:
-        """A block; any error of the operating system closes the handle."""
+    def read(
+        self, handle_id: str, offset: int, length: int, binary: bool = False, turn: Turn = ALONE
+    ) -> Encoded | FilePart:
+        """A block, as it is or in JSON; any error of the operating system closes the handle."""
         _check_id(handle_id)
         if not 1 <= length <= MAX_BLOCK_BYTES:
             raise invalid_request(f"file read block length must be between 1 and {MAX_BLOCK_BYTES}")
@@ -109,18 +128,22 @@ class Handles:
                 raise os_error(errno.EINVAL)
             if length > LARGE_BYTES:
                 turn.leave(handle.path)
-            return _read_block(handle.descriptor, offset, length)
+            data = read_at(handle.descriptor, length, offset)
+            eof = len(data) < length
+            if binary:
+                return FilePart(data, eof, os.fstat(handle.descriptor).st_size)
+            return block_result(data, eof)
         except OSError:
             self._forget(handle_id, handle)
             raise
         finally:
             self._give_back(handle)
 
-    def write(self, handle_id: str, offset: int, chunk: str, turn: Turn = ALONE) -> dict[str, str]:
+    def write(self, handle_id: str, offset: int, chunk: str | bytes, turn: Turn = ALONE) -> dict[str, str]:
         """A block, in place; an error leaves the handle open."""
         _check_id(handle_id)
         try:
-            data = decode_base64(chunk)
+            data = chunk if isinstance(chunk, bytes) else decode_base64(chunk)
         except BadBase64 as error:
             raise invalid_params(str(error)) from None
         if not 1 <= len(data) <= MAX_BLOCK_BYTES:
@@ -179,26 +202,67 @@ class Handles:
             handle.close()
 
 
+def open_file(path: bytes, mode: OpenMode) -> int:
+    """A descriptor of a regular file, emptied if it is to be written."""
+    return open_for_reading(path) if mode == "read" else _open_emptied(path)
+
+
+def open_part(path: bytes, *, keep: bool) -> int:
+    """A descriptor of what a transfer writes to before it gets its name: locked, and surely ours.
+
+    It is opened through no link, and refused if somebody else could have put it there or writes to it: where
+    others may write to the directory, they must not choose what is overwritten.
+    """
+    made = True
+    try:
+        descriptor = os.open(path, _PART | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        made = False
+        try:
+            descriptor = os.open(path, _PART)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
+                raise _not_ours(path) from None
+            raise
+    try:
+        info = os.fstat(descriptor)
+        ours = made or (info.st_uid == os.geteuid() and info.st_nlink == 1)
+        if not stat.S_ISREG(info.st_mode) or not ours:
+            raise _not_ours(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = f"another transfer writes to `{lossy(path)}`; wait for it, or end it"
+            raise invalid_request(text) from None
+        if not os.path.samestat(os.lstat(path), info):
+            raise os_error(errno.ENOENT)  # it got its name just now
+        if info.st_size and not keep:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _not_ours(path: bytes) -> RpcError:
+    text = f"`{lossy(path)}` is not a plain file of the server's user, so nothing is written to it; remove it"
+    return invalid_request(text)
+
+
 def _check_id(handle_id: str) -> None:
     if len(handle_id.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
         raise invalid_request(f"file handle ID must not exceed {MAX_ID_BYTES} bytes")
 
 
-def _read_block(descriptor: int, offset: int, length: int) -> Raw:
-    data = os.pread(descriptor, length, offset)
-    if 0 < len(data) < length:
-        # The end of the file, unless somebody interrupted us.
-        view = memoryview(bytearray(length - len(data)))
-        data += view[: fill(descriptor, view, offset + len(data))]
-    return block_result(data, len(data) < length)
-
-
 def _open_emptied(path: bytes) -> int:
     descriptor = os.open(path, WRITE | os.O_CREAT, 0o666)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
             raise invalid_request(f"path `{lossy(path)}` is not a file")
-        os.ftruncate(descriptor, 0)
+        if info.st_size:
+            # Not for new files: ext4 writes a file that was once emptied to the disk when it is closed.
+            os.ftruncate(descriptor, 0)
     except BaseException:
         os.close(descriptor)
         raise

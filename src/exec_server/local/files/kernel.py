@@ -14,6 +14,7 @@ __all__ = [
     "RESOLVE_CACHED",
     "RESOLVE_NO_XDEV",
     "Event",
+    "birth_time",
     "birth_time_ms",
     "inotify_add_watch",
     "inotify_create",
@@ -75,6 +76,11 @@ def _how(flags: int, resolve: int) -> Any:
 
 def birth_time_ms(path: bytes, *, dir_fd: int | None = None, follow: bool = True) -> int:
     """When the file was made, in milliseconds since 1970; 0 where the file system does not say."""
+    return birth_time(path, dir_fd=dir_fd, follow=follow) // 1_000_000
+
+
+def birth_time(path: bytes, *, dir_fd: int | None = None, follow: bool = True) -> int:
+    """The same in nanoseconds."""
     if _statx is None:
         return 0
     buffer = ctypes.create_string_buffer(_STATX_BYTES)
@@ -84,7 +90,7 @@ def birth_time_ms(path: bytes, *, dir_fd: int | None = None, follow: bool = True
     if not _MASK.unpack_from(buffer)[0] & _STATX_BTIME:
         return 0
     seconds, nanoseconds = _BTIME.unpack_from(buffer, _BTIME_OFFSET)
-    return int(seconds * 1000 + nanoseconds // 1_000_000)
+    return int(seconds * 1_000_000_000 + nanoseconds)
 
 
 def renameat2(source_dir: int, source: bytes, target_dir: int, target: bytes, flags: int) -> None:

@@ -18,6 +18,9 @@ Paths are compared as they were written and as they are with every link resolved
 read early by another of its names. What is not seen: two hard links to one file, and a link that
 leads into a mount which is stuck before anything could be resolved.
 
+4. What costs more than a thread (memory for an answer, a process that searches) is asked for at a gate.
+   Where that is full, the call gives its thread back, waits aside, and begins again when there is room.
+
 Reading a large file does not hold up a later write of it longer than the call itself: the write waits
 aside. Order holds within a connection and among file calls; between connections, and between files and
 processes, a client that needs an order waits for the answer.
@@ -27,7 +30,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Lock
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeVar
@@ -36,7 +39,7 @@ from ...loop import Loop, Pending, Timer
 from .errors import failure
 from .pool import POOL, Pool
 
-__all__ = ["ALONE", "Abandoned", "Lane", "Touch", "Turn", "reads", "writes"]
+__all__ = ["ALONE", "Abandoned", "Gate", "Lane", "Touch", "Turn", "reads", "writes"]
 
 T = TypeVar("T")
 
@@ -68,6 +71,30 @@ class Abandoned(Exception):
     """Nobody waits for the answer any more."""
 
 
+class _Full(Exception):
+    """Begin again when there is room."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self.gate = gate
+
+
+class Gate:
+    """How much of something the calls of one connection may use at once. One alone is always let in.
+
+    With `room`, what a call uses counts until its answer has been sent: `room` says what to wait for.
+    """
+
+    def __init__(self, most: int, room: Callable[[], Pending[None] | None] | None = None) -> None:
+        self.most = most
+        self.room = room
+        self.used = 0
+        self.waiting: deque[_Job] = deque()
+
+    def lets_in(self, weight: int) -> bool:
+        return not self.used or self.used + weight <= self.most
+
+
 class Turn:
     """What a call knows of its place: how to leave the lane, and whether anybody still waits."""
 
@@ -76,6 +103,10 @@ class Turn:
 
         `real_paths` are what is touched with every link resolved, where that is known.
         """
+
+    def admit(self, gate: str, weight: int) -> None:
+        """Ask for this much at a gate, once. Where it is full this raises, and all is done again later: call
+        it after `leave`, and before anything was changed."""
 
     def check(self) -> None:
         """Raise Abandoned when the answer is no longer wanted. For loops that may be long."""
@@ -92,6 +123,7 @@ class _Job(Turn):
         "aside",
         "blockers",
         "followers",
+        "gate",
         "lane",
         "left",
         "number",
@@ -99,6 +131,7 @@ class _Job(Turn):
         "pending",
         "started",
         "touches",
+        "weight",
         "work",
     )
 
@@ -123,6 +156,19 @@ class _Job(Turn):
         self.parked = False
         self.blockers: set[_Job] = set()
         self.followers: list[_Job] = []
+        self.gate: Gate | None = None
+        """Where it was let in."""
+        self.weight = 0
+
+    def admit(self, gate: str, weight: int) -> None:
+        there = self.lane.gates.get(gate)
+        if there is not None and self.gate is None:
+            self.weight = weight
+            with self.lane._lock:
+                if not there.lets_in(weight):
+                    raise _Full(there)
+                there.used += weight
+                self.gate = there
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -174,9 +220,14 @@ class Lane:
     """The file calls of one connection."""
 
     def __init__(
-        self, loop: Loop, pool: Pool = POOL, where: Callable[[bytes], bytes | None] = lambda _: None
+        self,
+        loop: Loop,
+        pool: Pool = POOL,
+        where: Callable[[bytes], bytes | None] = lambda _: None,
+        gates: Mapping[str, Gate] | None = None,
     ) -> None:
         self._loop = loop
+        self.gates = gates or {}
         self.where = where
         """The real path of something that calls touch under another name than a path."""
         self._pool = pool
@@ -188,7 +239,7 @@ class Lane:
         self._running_aside = 0
         self._jobs = 0
         self._timer: Timer | None = None
-        self._settled: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._settled: deque[tuple[Callable[[Any], None], Any, _Job]] = deque()
         self._waking = False
 
     # On the loop ---------------------------------------------------------------------------------
@@ -242,8 +293,20 @@ class Lane:
         self._waking = False
         settled = self._settled
         while settled:
-            settle, outcome = settled.popleft()
+            settle, outcome, job = settled.popleft()
             settle(outcome)
+            if job.gate is not None and job.gate.room is not None:
+                sent = job.gate.room()
+                if sent is None:
+                    self._go_out(job)
+                else:
+                    sent.then(lambda _, job=job: self._go_out(job))  # type: ignore[misc]  # mypy: the default
+
+    def _go_out(self, job: _Job) -> None:
+        with self._lock:
+            ready = self._free(job)
+        for waiting in ready:
+            self._pool.run(self._run, waiting)
 
     # In the threads ------------------------------------------------------------------------------
 
@@ -262,8 +325,7 @@ class Lane:
                 if job.aside:
                     return
                 continue
-            self._run(job)
-            if job.aside:
+            if self._run(job):
                 return
 
     def _must_wait(self, job: _Job) -> bool:
@@ -304,19 +366,34 @@ class Lane:
         else:
             self._draining = False
 
-    def _run(self, job: _Job) -> None:
-        """Do it, and then what waited for it."""
+    def _run(self, job: _Job) -> bool:
+        """Do it, and then what waited for it; whether this thread is no longer the lane's."""
         todo: _Job | None = job
+        left = False
         while todo is not None:
-            settle, outcome = _outcome(todo)
+            try:
+                settle, outcome = _outcome(todo)
+            except _Full as full:
+                with self._lock:
+                    if full.gate.lets_in(todo.weight):
+                        continue  # somebody has left meanwhile
+                    full.gate.waiting.append(todo)
+                    left |= todo is job and todo.aside
+                    self._park(todo)
+                return left
             todo.args = ()
             ready: list[_Job] = []
             with self._lock:
+                left |= todo is job and todo.aside
+                if self._current is todo:
+                    self._current = None
                 if todo.aside:
                     self._aside.discard(todo)
                     self._running_aside -= 1
-                    ready = self._release(todo)
-                self._settled.append((settle, outcome))
+                ready = self._release(todo)
+                if todo.gate is not None and todo.gate.room is None:
+                    ready += self._free(todo)
+                self._settled.append((settle, outcome, todo))
                 wake = not self._waking
                 self._waking = True
             del settle, outcome
@@ -325,9 +402,41 @@ class Lane:
                     self._loop.call_soon_threadsafe(self._deliver)
                 except RuntimeError:
                     pass  # the loop is closed; nobody is waiting
-            for follower in ready[1:]:
+            # The lane's own thread has the queue to go on with.
+            mine = ready[:1] if left or todo is not job else []
+            for follower in ready[len(mine) :]:
                 self._pool.run(self._run, follower)
-            todo = ready[0] if ready else None
+            todo = mine[0] if mine else None
+        return left
+
+    def _park(self, job: _Job) -> None:
+        """With the lock held: it waits at a gate, without a thread."""
+        if job.aside:
+            self._running_aside -= 1
+            job.aside = False
+        else:
+            self._aside.add(job)
+        if self._current is job:
+            self._current = None
+
+    def _free(self, job: _Job) -> list[_Job]:
+        """With the lock held: it needs nothing any more. Those who waited for that may run now."""
+        gate, job.gate = job.gate, None
+        ready: list[_Job] = []
+        if gate is None:
+            return ready
+        gate.used -= job.weight
+        coming = gate.used
+        while gate.waiting:
+            weight = gate.waiting[0].weight
+            if coming and coming + weight > gate.most:
+                break
+            coming += weight
+            waiting = gate.waiting.popleft()
+            waiting.aside = True
+            self._running_aside += 1
+            ready.append(waiting)
+        return ready
 
     def _release(self, job: _Job) -> list[_Job]:
         """With the lock held: those that waited for this one alone may run now."""
@@ -348,6 +457,8 @@ def _outcome(job: _Job) -> tuple[Callable[[Any], None], Any]:
         return job.pending.fail, Abandoned()
     try:
         return job.pending.resolve, job.work(*job.args, job)
+    except _Full:
+        raise
     except OSError as error:
         return job.pending.fail, failure(error)
     except BaseException as error:

@@ -9,7 +9,7 @@ from ...wire.errors import invalid_request
 from ...wire.files import CanonicalizeResult, MetadataResult
 from .kernel import birth_time_ms
 from .lane import ALONE, Turn
-from .paths import parent_without_links, to_uri
+from .paths import parent_without_links, resolved, to_uri
 
 __all__ = ["canonicalize", "get_metadata", "metadata_result"]
 
@@ -53,4 +53,4 @@ def _metadata_without_links(path: bytes) -> MetadataResult:
 def canonicalize(path: bytes, turn: Turn = ALONE) -> CanonicalizeResult:
     """The path with every link resolved. It must exist."""
     del turn
-    return CanonicalizeResult(to_uri(os.path.realpath(path, strict=True)))
+    return CanonicalizeResult(to_uri(resolved(path)))

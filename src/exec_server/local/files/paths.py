@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +11,26 @@ from typing import Final
 from ...wire.errors import invalid_request
 from ...wire.uri import ForeignPath, native_path, path_to_uri
 
-__all__ = ["lossy", "open_directory", "opened", "parent_without_links", "real_path", "to_native", "to_uri"]
+__all__ = [
+    "lossy",
+    "open_directory",
+    "opened",
+    "parent_without_links",
+    "real_path",
+    "resolved",
+    "to_native",
+    "to_uri",
+]
 
 SEARCH: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 """To open a directory only for what is below it."""
+
+
+_LOOK: Final = getattr(os, "O_PATH", os.O_RDONLY | os.O_NONBLOCK) | os.O_CLOEXEC
+"""To open anything only to see which it is."""
+
+_REMOVED: Final = b" (deleted)"
+"""What the kernel puts behind the path of a file that has lost its name; a name may end like that, too."""
 
 
 def to_native(uri: str) -> bytes:
@@ -41,6 +58,20 @@ def real_path(descriptor: int) -> bytes | None:
     except OSError:
         return None
     return path if path.startswith(b"/") else None
+
+
+def resolved(path: bytes) -> bytes:
+    """The path of what is there, with every link resolved by the kernel itself.
+
+    os.path.realpath would take `x/..` in a link for nothing, whatever x is.
+    """
+    with opened(os.open(path, _LOOK)) as descriptor:
+        real = real_path(descriptor)
+        if real is not None and real.endswith(_REMOVED):
+            info = os.fstat(descriptor)
+            if not info.st_nlink:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return os.path.realpath(path, strict=True) if real is None else real
 
 
 def open_directory(path: bytes) -> int:

@@ -6,15 +6,15 @@ import os
 import stat
 from typing import Final
 
-from msgspec import Raw
-
+from ...wire.binary import FilePart
+from ...wire.envelope import Encoded
 from ...wire.errors import RpcError, invalid_request
 from ...wire.files import content_result, ranged_result
-from .content import LARGE_BYTES, MAX_READ_BYTES, encode_content
+from .content import LARGE_BYTES, MAX_BLOCK_BYTES, MAX_READ_BYTES, encode_content, read_at
 from .lane import ALONE, Turn
 from .paths import lossy, parent_without_links, real_path
 
-__all__ = ["MAX_OFFSET", "READ", "open_for_reading", "read_file", "read_range"]
+__all__ = ["MAX_OFFSET", "READ", "as_it_is", "open_for_reading", "read_file", "read_range"]
 
 MAX_OFFSET: Final = 2**63 - 1
 """What the operating system can address."""
@@ -23,7 +23,7 @@ READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 """Without waiting: opening a FIFO must not wait for somebody to write to it."""
 
 
-def read_file(path: bytes, follow: bool, turn: Turn = ALONE) -> Raw:
+def read_file(path: bytes, follow: bool, turn: Turn = ALONE) -> Encoded:
     """The content of a regular file, encoded."""
     descriptor = open_for_reading(path, follow)
     try:
@@ -44,8 +44,11 @@ def read_file(path: bytes, follow: bool, turn: Turn = ALONE) -> Raw:
         os.close(descriptor)
 
 
-def read_range(path: bytes, follow: bool, offset: int, length: int | None, turn: Turn = ALONE) -> Raw:
-    """A part of a regular file of any size, and whether the file ends with it."""
+def read_range(
+    path: bytes, follow: bool, offset: int, length: int | None, binary: bool = False, turn: Turn = ALONE
+) -> Encoded | FilePart:
+    """A part of a regular file of any size, and whether the file ends with it: in JSON or, if it is small
+    and wanted so, as it is."""
     descriptor = open_for_reading(path, follow)
     try:
         size = os.fstat(descriptor).st_size
@@ -54,12 +57,22 @@ def read_range(path: bytes, follow: bool, offset: int, length: int | None, turn:
             raise _too_large()
         if most >= LARGE_BYTES:
             turn.leave(real_path(descriptor))
+        bare = as_it_is(length, binary)
         if offset > MAX_OFFSET:
-            return ranged_result(content_result(b""), True)
+            return FilePart(b"", True, size) if bare else ranged_result(content_result(b""), True)
+        if bare:
+            # One byte more says whether there is more.
+            data = read_at(descriptor, min(most + 1, MAX_OFFSET - offset), offset)
+            return FilePart(memoryview(data)[:most], len(data) <= most, size)
         content = encode_content(descriptor, offset, min(most, MAX_OFFSET - offset), turn)
-        return ranged_result(content, not os.pread(descriptor, 1, min(offset + most, MAX_OFFSET)))
+        return ranged_result(content, not os.pread(descriptor, 1, min(offset + most, MAX_OFFSET - 1)))
     finally:
         os.close(descriptor)
+
+
+def as_it_is(length: int | None, binary: bool) -> bool:
+    """Whether a part of this length is sent without base64: blocks are, more would not fit a frame."""
+    return binary and length is not None and length <= MAX_BLOCK_BYTES
 
 
 def open_for_reading(path: bytes, follow: bool = True) -> int:
@@ -77,7 +90,7 @@ def open_for_reading(path: bytes, follow: bool = True) -> int:
     return descriptor
 
 
-def _read_unmeasured(descriptor: int, turn: Turn) -> Raw:
+def _read_unmeasured(descriptor: int, turn: Turn) -> Encoded:
     os.lseek(descriptor, 0, os.SEEK_SET)
     chunks: list[bytes] = []
     total = 0

@@ -13,8 +13,7 @@ import stat
 from collections import deque
 from typing import Final
 
-from msgspec import Raw
-
+from ...wire.envelope import Encoded
 from ...wire.errors import invalid_request
 from ...wire.files import WalkOptions, walk_result
 from ...wire.uri import PLATFORM, is_opaque
@@ -41,7 +40,7 @@ _FILE: Final = b'{"path":"%b","kind":"file"}'
 _DIRECTORY: Final = b'{"path":"%b","kind":"directory"}'
 
 
-def walk(path: bytes, uri: str, options: WalkOptions, turn: Turn = ALONE) -> Raw:
+def walk(path: bytes, uri: str, options: WalkOptions, turn: Turn = ALONE) -> Encoded:
     """Files and directories below a directory. `uri` is how the caller spelled it."""
     if not options.max_directories or not options.max_entries:
         raise invalid_request("filesystem walk limits must be greater than zero")

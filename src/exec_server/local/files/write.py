@@ -29,7 +29,20 @@ from .kernel import RENAME_NOREPLACE, renameat2
 from .lane import ALONE, Turn
 from .paths import SEARCH, opened, parent_without_links, real_path
 
-__all__ = ["PINS", "SYNC", "Filler", "replace_file", "write_file"]
+__all__ = [
+    "CANNOT_REPLACE",
+    "PINS",
+    "SYNC",
+    "WRITE",
+    "Filler",
+    "NewFile",
+    "decode_content",
+    "make_alike",
+    "replace_file",
+    "write_all",
+    "write_all_at",
+    "write_file",
+]
 
 Filler = Callable[[int], None]
 """Writes the whole content to a descriptor, from the start."""
@@ -48,7 +61,9 @@ WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _UNNAMED: Final = getattr(os, "O_TMPFILE", 0) if os.path.isdir("/proc/self/fd") else 0
 """For files without a name, where there are any and there is a way to name them later."""
 
-_CANNOT: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.EBUSY, errno.ENOTSUP))
+CANNOT_REPLACE: Final = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.EBUSY, errno.ENOTSUP)
+)
 """Why a new file may not be had where the old one can still be written."""
 
 _NOT_KEPT: Final = frozenset(("security.capability", "security.ima", "security.evm"))
@@ -59,6 +74,9 @@ _NO_UNNAMED: Final = frozenset((errno.EISDIR, errno.ENOTSUP, errno.ENOENT, errno
 
 WAIT_MS: Final = 500
 """How long to wait for a reader before looking whether anybody still wants the answer."""
+
+MAX_LINKS: Final = 40
+"""Links in a row, as the kernel follows them."""
 
 ATTEMPTS: Final = 16
 """How often to begin again when somebody else creates or removes the file at the same time."""
@@ -91,12 +109,9 @@ PINS: Final = _Pins()
 """Of all connections of this process."""
 
 
-def write_file(path: bytes, data_base64: str, follow: bool, turn: Turn = ALONE) -> dict[str, str]:
+def write_file(path: bytes, data_base64: str | bytes, follow: bool, turn: Turn = ALONE) -> dict[str, str]:
     """Make `path` a file with this content."""
-    try:
-        content = Decoded(data_base64)
-    except BadBase64 as error:
-        raise invalid_request(f"fs/writeFile requires valid base64 dataBase64: {error}") from None
+    content = decode_content(data_base64)
 
     def fill(descriptor: int) -> None:
         for piece in content.pieces():
@@ -104,6 +119,14 @@ def write_file(path: bytes, data_base64: str, follow: bool, turn: Turn = ALONE) 
 
     replace_file(path, fill, content.size, follow=follow, turn=turn)
     return {}
+
+
+def decode_content(data_base64: str | bytes) -> Decoded:
+    """What is to be written; RpcError if it is not base64."""
+    try:
+        return Decoded(data_base64)
+    except BadBase64 as error:
+        raise invalid_request(f"fs/writeFile requires valid base64 dataBase64: {error}") from None
 
 
 def write_all(descriptor: int, data: bytes | memoryview, turn: Turn = ALONE) -> None:
@@ -166,6 +189,8 @@ def replace_file(
             if size >= LARGE_BYTES:
                 turn.leave(place)
             if place is None or not _replace_existing(place, existing, info, fill, mode):
+                if not os.fstat(existing).st_nlink:
+                    continue  # somebody has put another in its place; this one is only its readers' now
                 _overwrite(existing, info, fill, size, mode)
             return
     raise os_error(errno.EBUSY)
@@ -186,6 +211,8 @@ def _replace_entry(parent: int, name: bytes, fill: Filler, size: int, turn: Turn
         if size >= LARGE_BYTES:
             turn.leave()
         if not _renew(parent, name, existing, info, fill, None):
+            if not os.fstat(existing).st_nlink:
+                return False
             _overwrite(existing, info, fill, size, None)
     return True
 
@@ -195,15 +222,41 @@ def _replace_entry(parent: int, name: bytes, fill: Filler, size: int, turn: Turn
 
 def _create(path: bytes, fill: Filler, size: int, mode: int | None, turn: Turn) -> bool:
     """At the end of whatever links lead nowhere yet. False: somebody else made it first."""
-    parent, name = os.path.split(os.path.realpath(path))
-    with opened(os.open(parent, SEARCH)) as directory:
+    directory, name = _end_of_links(path)
+    with opened(directory):
         if size >= LARGE_BYTES:
-            turn.leave(os.path.join(parent, name))
+            place = real_path(directory)
+            turn.leave(None if place is None else os.path.join(place, name))
         return _create_in(directory, name, fill, mode)
 
 
+def _end_of_links(path: bytes) -> tuple[int, bytes]:
+    """An open directory and the name in it that the kernel would create for a path."""
+    directory: int | None = None
+    try:
+        for _ in range(MAX_LINKS):
+            parent, name = os.path.split(path.rstrip(b"/"))
+            above, directory = directory, os.open(parent or b".", SEARCH, dir_fd=directory)
+            if above is not None:
+                os.close(above)
+            if path.endswith(b"/") or name in (b".", b".."):
+                raise os_error(errno.EISDIR)
+            try:
+                path = os.readlink(name, dir_fd=directory)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.ENOENT):
+                    raise
+                # Not a link, or nothing at all: here it ends.
+                found, directory = directory, None
+                return found, name
+        raise os_error(errno.ELOOP)
+    finally:
+        if directory is not None:
+            os.close(directory)
+
+
 def _create_in(directory: int, name: bytes, fill: Filler, mode: int | None) -> bool:
-    new = _NewFile(directory, 0o666)
+    new = NewFile(directory, 0o666)
     try:
         fill(new.descriptor)
         if mode is not None:
@@ -245,13 +298,13 @@ def _renew(
     try:
         if not os.path.samestat(os.stat(name, dir_fd=directory, follow_symlinks=False), info):
             return False
-        new = _NewFile(directory, mode & 0o777)
+        new = NewFile(directory, mode & 0o777)
     except OSError as error:
-        if error.errno in _CANNOT or error.errno == errno.ENOENT:
+        if error.errno in CANNOT_REPLACE or error.errno == errno.ENOENT:
             return False
         raise
     try:
-        if not _make_alike(new.descriptor, existing, info, mode):
+        if not make_alike(new.descriptor, existing, info, mode):
             return False
         fill(new.descriptor)
         if SYNC:
@@ -259,7 +312,7 @@ def _renew(
         try:
             new.take_name(name)
         except OSError as error:
-            if error.errno not in _CANNOT:
+            if error.errno not in CANNOT_REPLACE:
                 raise
             return False  # a mount point, or another's file in a sticky directory
     finally:
@@ -267,7 +320,7 @@ def _renew(
     return True
 
 
-def _make_alike(descriptor: int, existing: int, info: os.stat_result, mode: int) -> bool:
+def make_alike(descriptor: int, existing: int, info: os.stat_result, mode: int) -> bool:
     """Owner, attributes and mode of the old file; False if they cannot be had."""
     try:
         mine = os.fstat(descriptor)
@@ -319,7 +372,7 @@ def _overwrite(descriptor: int, info: os.stat_result, fill: Filler, size: int, m
         os.fchmod(descriptor, mode)
 
 
-class _NewFile:
+class NewFile:
     """A file that is nobody's until it takes a name."""
 
     def __init__(self, directory: int, mode: int) -> None:
@@ -330,6 +383,8 @@ class _NewFile:
                 self.descriptor = os.open(b".", os.O_WRONLY | _UNNAMED | os.O_CLOEXEC, mode, dir_fd=directory)
                 return
             except OSError as error:
+                if error.errno == errno.EPERM and not os.fstat(directory).st_nlink:
+                    raise os_error(errno.ENOENT) from None  # how ext4 says that the directory is gone
                 if error.errno not in _NO_UNNAMED:
                     raise
         name = TEMPORARY_PREFIX + os.urandom(8).hex().encode()

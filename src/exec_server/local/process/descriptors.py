@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
-__all__ = ["hide_inherited", "make_room", "restore_in_child"]
+__all__ = ["EXHAUSTED", "afford", "hide_inherited", "keep_spare", "make_room", "restore_in_child"]
+
+T = TypeVar("T")
+
+EXHAUSTED: Final = frozenset((errno.EMFILE, errno.ENFILE))
+"""What the system says when there are no descriptors left, for this process or for anybody."""
+
+SPARE_DESCRIPTORS: Final = 3
+"""What finding and killing a tree needs at once (a pidfd and a file of /proc), and one for a thief."""
+
+_spare: list[int] = []
+"""Held so that there is something to give up when a process must be killed and nothing can be opened."""
 
 DESCRIPTORS_PER_PROCESS: Final = 4
 """Three streams and a pidfd."""
@@ -35,6 +48,27 @@ def make_room(processes: int) -> None:
     except (OSError, ValueError):
         return
     _inherited_limit = (soft, hard)
+
+
+def keep_spare() -> None:
+    """Put descriptors by for `afford`, as far as there are any."""
+    try:
+        while len(_spare) < SPARE_DESCRIPTORS:
+            _spare.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass  # the next one who needs them does without
+
+
+def afford(call: Callable[..., T], *args: Any) -> T:
+    """Make a call that opens a descriptor, with those put by if there are no others."""
+    while True:
+        try:
+            return call(*args)
+        except OSError as error:
+            if error.errno not in EXHAUSTED or not _spare:
+                raise
+        # Another thread may be quicker and take it. That is why there are several.
+        os.close(_spare.pop())
 
 
 def restore_in_child(pid: int) -> None:

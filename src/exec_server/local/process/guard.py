@@ -17,6 +17,8 @@ __all__ = ["Guard"]
 _GUARDIAN: Final = os.path.join(os.path.dirname(__file__), "guardian.py")
 """Started by its path: importing it here would only cost time."""
 
+_SWEEPER: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "sandbox", "mountpoints.py")
+
 RESTART_DELAY: Final = 1.0
 """Seconds before a guardian that was killed is replaced."""
 
@@ -55,10 +57,19 @@ class Guard:
             self._reap()
         self._forget()
 
+    def leave(self) -> None:
+        """Let it do its work now: it has a process, and descriptors, of its own."""
+        self._stopped = True
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._forget()
+
     def _spawn(self, read_end: int) -> int:
         """In the spawner's thread. The pidfd of the guardian."""
         nonce, shift = self._arguments
-        argv = [sys.executable, "-I", "-S", "-B", _GUARDIAN, "3", str(nonce), str(shift)]
+        argv = [sys.executable, "-I", "-S", "-B", _GUARDIAN, "3", str(nonce), str(shift), _SWEEPER]
         null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
         actions = [*null, (os.POSIX_SPAWN_DUP2, read_end, 3)]
         try:

@@ -5,7 +5,9 @@ one end of a pipe whose other end only the server has, and when that end closes,
 died, it kills what carries the server's tag. It takes off any tag it inherited itself, so that a
 server running inside another one's process is cleaned up after, too.
 
-    python -I -S guardian.py FD NONCE SHIFT
+    python -I -S guardian.py FD NONCE SHIFT [SWEEPER]
+
+A SWEEPER is a program to become when that is done: it clears up what sandboxes have left on disk.
 """
 
 from __future__ import annotations
@@ -67,3 +69,5 @@ def _tagged(pid: int, nonce: int, shift: int) -> bool:
 
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:4]))
+    for sweeper in sys.argv[4:]:
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-B", sweeper])  # noqa: S606  # our own file

@@ -2,18 +2,27 @@
 
 Every output chunk, the exit and the close take the next number of one counter that starts at 1. The
 newest bytes are kept; of what falls out, the very first bytes are kept too (for snapshots), and the
-rest is counted.
+rest is counted. More is kept for a client that says what it has received, until it has said so.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...wire.process import StreamName
 
-__all__ = ["Chunk", "OutputLog"]
+__all__ = ["EVERYTHING", "Chunk", "OutputLog"]
+
+EVERYTHING: Final = 2**63
+"""More than any number: all of it is acknowledged."""
+
+UNACKNOWLEDGED_CHUNKS: Final = 4
+"""How many times the usual number of chunks may be kept for want of an acknowledgement."""
+
+UNACKNOWLEDGED_MARGIN: Final = 2 * 1024 * 1024
+"""Room that is left when output is said to fill what may be kept: for what both pipes of a process hold."""
 
 
 class Chunk(NamedTuple):
@@ -34,7 +43,9 @@ class OutputLog:
         "_head_size",
         "_max_bytes",
         "_max_chunks",
+        "_max_unacknowledged",
         "_size",
+        "acknowledged",
         "closed",
         "closed_seq",
         "evicted_bytes",
@@ -44,11 +55,14 @@ class OutputLog:
         "total_bytes",
     )
 
-    def __init__(self, max_bytes: int, max_chunks: int, head_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_chunks: int, head_bytes: int, max_unacknowledged: int = 0) -> None:
         self._chunks: deque[Chunk] = deque()
         self._size = 0
         self._max_bytes = max_bytes
         self._max_chunks = max_chunks
+        self._max_unacknowledged = max_unacknowledged
+        self.acknowledged = EVERYTHING
+        """The number up to which somebody has received everything."""
         self._head: list[tuple[StreamName, bytearray]] = []
         self._head_size = 0
         self._head_limit = head_bytes
@@ -74,6 +88,24 @@ class OutputLog:
         """Bytes no snapshot can show any more."""
         return self.evicted_bytes - self._head_size
 
+    @property
+    def full(self) -> bool:
+        """Whether more output would soon cost some that nobody has received yet."""
+        chunks = self._chunks
+        most = self._max_unacknowledged - UNACKNOWLEDGED_MARGIN
+        return (
+            most > 0
+            and len(chunks) > 0
+            and chunks[0].seq > self.acknowledged
+            and (self._size > most or len(chunks) > self._max_chunks * (UNACKNOWLEDGED_CHUNKS - 1))
+        )
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether whoever receives it has most of it."""
+        chunks = self._chunks
+        return not chunks or chunks[0].seq <= self.acknowledged or self._size <= self._max_unacknowledged // 2
+
     def append(self, stream: StreamName, data: bytes) -> int:
         """Keep a chunk and give it its number."""
         seq = self.next_seq
@@ -82,9 +114,26 @@ class OutputLog:
         self.total_bytes += size
         self._size += size
         self._chunks.append(Chunk(seq, stream, data))
-        while self._size > self._max_bytes or len(self._chunks) > self._max_chunks:
-            self._evict()
+        if self._size > self._max_bytes or len(self._chunks) > self._max_chunks:
+            self._trim()
         return seq
+
+    def acknowledge(self, seq: int) -> None:
+        """Everything up to this number has been received."""
+        if seq > self.acknowledged:
+            self.acknowledged = seq
+            self._trim()
+
+    def _trim(self) -> None:
+        chunks = self._chunks
+        while self._size > self._max_bytes or len(chunks) > self._max_chunks:
+            if (
+                chunks[0].seq > self.acknowledged
+                and self._size <= self._max_unacknowledged
+                and len(chunks) <= self._max_chunks * UNACKNOWLEDGED_CHUNKS
+            ):
+                return
+            self._evict()
 
     def exit(self, code: int) -> int:
         """Note the exit and give it its number."""

@@ -19,6 +19,7 @@ import signal
 import struct
 import termios
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from ...limits import MAX_OUTPUT_CHUNK_BYTES, Limits
@@ -30,6 +31,7 @@ from .stdin import Stdin
 
 if TYPE_CHECKING:
     from ..worker import Worker
+    from .killer import Killer
     from .spawn import Spawned, SpawnSpec
 
 __all__ = ["ExitWatcher", "Listener", "ManagedProcess", "State"]
@@ -53,6 +55,12 @@ TERMINAL_DELAY: Final = 0.05
 
 TRACED_EXIT_DELAY: Final = 0.02
 """Seconds between looks at a dead child that its debugger has not let go of."""
+
+INSIDE_DELAY: Final = 0.002
+"""Seconds between looks for a command whose sandbox is still being put together."""
+
+UNACKNOWLEDGED: Final = "unacknowledged"
+"""Output is held because what is kept for a client that is away is full."""
 
 UNKNOWN_EXIT: Final = -1
 """The exit code when the kernel could not be asked for the real one."""
@@ -172,17 +180,25 @@ class ManagedProcess:
         spec: SpawnSpec,
         limits: Limits,
         listener: Listener,
-        killer: Worker,
+        killer: Killer,
         watcher: ExitWatcher,
+        sandboxer: Worker,
     ) -> None:
         self.id = process_id
         self.spec = spec
         self.state = State.STARTING
         self.started: Pending[None] = Pending()
         self.started_at = time.time()
-        self.log = OutputLog(limits.retained_output, limits.retained_chunks, limits.retained_head)
+        self.log = OutputLog(
+            limits.retained_output,
+            limits.retained_chunks,
+            limits.retained_head,
+            limits.unacknowledged_output,
+        )
         self.pid: int | None = None
         self.sandbox_denied = False
+        """By the reference's rule, which takes the word for the deed; see local/sandbox/denial.py."""
+        self._surely_denied = False
         self.failure: str | None = None
         self.terminated = False
         self._loop = loop
@@ -190,10 +206,15 @@ class ManagedProcess:
         self._listener = listener
         self._killer = killer
         self._watcher = watcher
+        self._sandboxer = sandboxer
+        self._inside = False
+        self._release: Callable[[int | None], None] | None = None
+        self._ending = False
         self._streams: list[_Stream] = []
         self._stdin: Stdin | None = None
         self._pidfd: int | None = None
         self._holds: set[str] = set()
+        self._guarded = False
         self._killing: Pending[int] | None = None
         self._exit_noticed = False
         self._force_timer: Timer | None = None
@@ -212,6 +233,8 @@ class ManagedProcess:
         self._become(State.RUNNING)
         self.pid = spawned.pid
         self._pidfd = spawned.pidfd
+        self._inside = spawned.inside
+        self._release = spawned.release
         self._streams = [_Stream(self, cast("StreamName", name), fd) for name, fd in spawned.outputs]
         if spawned.stdin is not None:
             self._stdin = Stdin(self._loop, spawned.stdin, terminal=self.spec.tty, limits=self._limits)
@@ -272,9 +295,34 @@ class ManagedProcess:
         self._holds.discard(reason)
         self._read_streams()
 
+    @property
+    def guarded(self) -> bool:
+        """Whether it waits rather than lose output that was not acknowledged."""
+        return self._guarded
+
+    def guard_output(self) -> None:
+        """Whoever receives its output is away but comes back: rather wait than lose any."""
+        self._guarded = True
+        if self.log.full:
+            self.hold_output(UNACKNOWLEDGED)
+
+    def unguard_output(self) -> None:
+        """There is nobody to wait for, or nothing left to wait for."""
+        self._guarded = False
+        self.release_output(UNACKNOWLEDGED)
+
+    def output_acknowledged(self) -> None:
+        """Some of it was received."""
+        if self._guarded and self.log.caught_up:
+            self.unguard_output()
+        elif self._guarded and not self.log.full:
+            self.release_output(UNACKNOWLEDGED)
+
     def take_output(self, stream: StreamName, data: bytes) -> None:
         """Number a chunk, keep it, tell."""
         seq = self.log.append(stream, data)
+        if self._guarded and self.log.full:
+            self.hold_output(UNACKNOWLEDGED)
         self._listener.process_output(self, seq, stream, data)
         if self._waiters:
             self._wake_waiters()
@@ -316,7 +364,17 @@ class ManagedProcess:
         """The child is dead but not reaped: its pid and its group are still ours to kill."""
         self._exit_noticed = True
         if self._killing is None:
+            self._end()
+
+    def _end(self) -> None:
+        """Clear up after a sandbox before anybody hears of the end; then reap."""
+        if self._ending:
+            return
+        self._ending = True
+        if self._release is None:
             self._reap()
+        else:
+            self._sandboxer.run(self._release, self._pidfd).then(lambda _: self._reap())
 
     def _reap(self) -> None:
         code = self._watcher.reap(self)
@@ -332,11 +390,25 @@ class ManagedProcess:
             for stream in list(self._streams):
                 if stream.drain() or self.terminated:
                     self._close_stream(stream)
+        if self.spec.sandboxed and code:
+            self._look_for_denial(code)
         self._become(State.EXITED)
         seq = self.log.exit(code)
         self._listener.process_exited(self, seq)
         self._wake_waiters()
         self._close_if_done()
+
+    def _look_for_denial(self, code: int) -> None:
+        from ..sandbox import denial
+
+        streams = [self.log.joined(name) for name in ("stdout", "stderr", "pty")]
+        together = b"".join(chunk.data for chunk in self.log.read(0, None)[0])
+        self.sandbox_denied = denial.reported(code, [*streams, together])
+        self._surely_denied = denial.found(code, streams)
+
+    def denied(self, surely: bool) -> bool:
+        """Whether the sandbox kept something from it: by the reference's rule, or surely, by ours."""
+        return self._surely_denied if surely else self.sandbox_denied
 
     def _close_if_done(self) -> None:
         if self.state is State.EXITED and not self._streams:
@@ -361,8 +433,9 @@ class ManagedProcess:
         stdin = self._stdin
         if stdin is None:
             return resolved("stdinClosed")
-        if write_id is not None and stdin.was_accepted(write_id):
-            return resolved("accepted")
+        earlier = None if write_id is None else stdin.earlier(write_id)
+        if earlier is not None:
+            return earlier
         if stdin.broken:
             raise BrokenPipeError("failed to write to process stdin")
         if stdin.close_requested:
@@ -382,12 +455,16 @@ class ManagedProcess:
         for stream in self._streams:
             if stream.terminal:
                 fcntl.ioctl(stream.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+                if self._inside:  # where it is nobody's controlling terminal
+                    self.signal(signal.SIGWINCH)
 
     # Signals -------------------------------------------------------------------------------------
 
     def signal(self, number: int) -> None:
         """Signal the child's process group. Nothing happens to a child that has exited."""
-        if self.state is State.RUNNING and self.pid is not None:
+        if self._inside and number != signal.SIGKILL:
+            self._signal_inside(number)
+        elif self.state is State.RUNNING and self.pid is not None:
             try:
                 # Not reaped yet, so the number cannot have been given to somebody else.
                 os.killpg(self.pid, number)
@@ -396,6 +473,26 @@ class ManagedProcess:
             except PermissionError:
                 if not self._exit_noticed and not self._is_dead():
                     raise
+
+    def _signal_inside(self, number: int) -> None:
+        """Signal the group of a command in a namespace of its own: our child is only its keeper.
+
+        The keeper's child is the first process in there and leads the group; it is deaf to all that does
+        not kill, and until it has a child itself there is nobody to hear.
+        """
+        if self.state is not State.RUNNING or self._exit_noticed or self.pid is None:
+            return
+        if not tree.knows_children():
+            os.killpg(self.pid, number)  # the keeper, and with it everybody: better than nobody
+            return
+        group = tree.first_child(self.pid)
+        if group is None or tree.first_child(group) is None:
+            self._loop.call_later(INSIDE_DELAY, self._signal_inside, number)
+            return
+        try:
+            os.killpg(group, number)
+        except ProcessLookupError:
+            pass
 
     def _is_dead(self) -> bool:
         """Some systems answer EPERM for a group of zombies."""
@@ -413,7 +510,7 @@ class ManagedProcess:
             return self._killing
         self.terminated = True
         if self._stdin is not None:
-            self._stdin.broken = True
+            self._stdin.break_off()
         killing: Pending[int] = Pending()
         self._killing = killing
         tag = self.spec.tag
@@ -421,7 +518,7 @@ class ManagedProcess:
             self.signal(signal.SIGKILL)
             self._killed(killing, 1)
         else:
-            self._killer.run(tree.kill_tagged, tag.__eq__).then(lambda done: self._kill_done(killing, done))
+            self._killer.kill(tag.__eq__).then(lambda done: self._kill_done(killing, done))
         return killing
 
     def kill_tree(self) -> Pending[int]:
@@ -429,7 +526,7 @@ class ManagedProcess:
         tag = self.spec.tag
         if tag is None:
             return resolved(0)
-        return self._killer.run(tree.kill_tagged, tag.__eq__)
+        return self._killer.kill(tag.__eq__)
 
     def terminate_gracefully(self, grace: float) -> None:
         """Ask first, and kill when the time is over. Asking again can only shorten it."""
@@ -446,19 +543,22 @@ class ManagedProcess:
         self._force_timer = self._loop.call_later(grace, self.terminate)
 
     def _kill_done(self, killing: Pending[int], done: Pending[int]) -> None:
-        try:
-            killed = done.result()
-        except OSError:
-            killed = 0
         # Whoever shed the tag but stayed in the group.
         self.signal(signal.SIGKILL)
-        self._killed(killing, max(killed, 1))
+        try:
+            outcome: int | OSError = max(done.result(), 1)
+        except OSError as error:
+            outcome = error
+        self._killed(killing, outcome)
 
-    def _killed(self, killing: Pending[int], count: int) -> None:
+    def _killed(self, killing: Pending[int], outcome: int | OSError) -> None:
         self._killing = None
-        killing.resolve(count)
+        if isinstance(outcome, OSError):
+            killing.fail(outcome)
+        else:
+            killing.resolve(outcome)
         if self._exit_noticed and self.state is State.RUNNING:
-            self._reap()
+            self._end()
 
 
 class ExitWatcher:

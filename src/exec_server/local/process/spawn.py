@@ -14,16 +14,17 @@ import signal
 import struct
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ...wire.errors import RpcError, internal_error, os_error_text
 from . import descriptors
 from .tree import tagged
 
-__all__ = ["SpawnSpec", "Spawned", "spawn"]
+__all__ = ["Launch", "SpawnSpec", "Spawned", "spawn"]
 
 DEFAULT_PATH: Final = "/usr/local/bin:/bin:/usr/bin"
 """Where a bare name is looked for when the child has no PATH."""
@@ -34,12 +35,46 @@ _SETSID: Final = 0x400 if sys.platform == "darwin" else 0x80
 _OPAQUE_BYTES: Final = 512
 """Room for any C library's posix_spawnattr_t, posix_spawn_file_actions_t or sigset_t."""
 
+_SAY_AND_EXIT: Final = 'printf "%s\\n" "$1" >&2; exit "$2"'
+"""What a shell runs in place of a command that cannot be started where starting must not fail."""
+
+NOT_FOUND_EXIT: Final = 127
+NOT_ALLOWED_EXIT: Final = 126
+"""What shells answer for a command that is not there, and for one that may not be run."""
+
 _libc = ctypes.CDLL(None)
 _Buffer = ctypes.c_char * _OPAQUE_BYTES
 _ALL_SIGNALS = _Buffer()
 _NO_SIGNALS = _Buffer()
 _libc.sigfillset(_ALL_SIGNALS)
 _libc.sigemptyset(_NO_SIGNALS)
+
+
+class Launch(Struct):
+    """How a child is really started where that is more than executing its argv: inside of a sandbox.
+
+    Starting one never fails for want of its program: then the child says so itself, and exits.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    arg0: str | None = None
+    inherited: list[int] = []
+    """Descriptors the child gets by their numbers. Ours are closed when it has been started."""
+    confine: Callable[[str | None, Callable[[], int]], int] | None = None
+    """Does the last step with fewer rights. Is told which terminal the child will open."""
+    inside: bool = False
+    """Whether the command is a grandchild in a process-id namespace of its own."""
+    started: Callable[[], None] | None = None
+    """Called once it runs, or could not be started at all."""
+    release: Callable[[int | None], None] | None = None
+    """Called with the child's pidfd when it has ended and before it is reaped, in a worker thread."""
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        for fd in self.inherited:
+            os.close(fd)
+        self.inherited = []
 
 
 class SpawnSpec(Struct):
@@ -54,6 +89,10 @@ class SpawnSpec(Struct):
     rows: int = 24
     cols: int = 80
     tag: int | None = None
+    prepare: Callable[[SpawnSpec], Launch] | None = None
+    """Makes the sandbox. Called where the child is started, in a worker thread: it may look at disks."""
+    sandboxed: bool = False
+    """Whether a sandbox was asked for; `prepare` is forgotten when it has been used."""
 
 
 class Spawned(Struct):
@@ -64,17 +103,47 @@ class Spawned(Struct):
     stdin: int | None
     outputs: list[tuple[str, int]]
     """Stream name and descriptor to read it from."""
+    inside: bool = False
+    release: Callable[[int | None], None] | None = None
+    """As in Launch."""
 
 
 def spawn(spec: SpawnSpec) -> Spawned:
     """Start the child, or raise RpcError -32603 with the operating system's words."""
     _check_text(spec)
+    if spec.prepare is not None:
+        return _spawn_prepared(spec, spec.prepare)
+    return _spawn(spec, None)
+
+
+def _spawn_prepared(spec: SpawnSpec, prepare: Callable[[SpawnSpec], Launch]) -> Spawned:
+    try:
+        _check_directory(spec)
+    except OSError as error:
+        raise internal_error(os_error_text(error)) from None
+    launch = prepare(spec)
+    try:
+        spawned = _spawn(replace(spec, argv=launch.argv, env=launch.env, arg0=launch.arg0), launch)
+    except BaseException:
+        if launch.release is not None:
+            launch.release(None)
+        raise
+    finally:
+        launch.close()
+        if launch.started is not None:
+            launch.started()
+    spawned.inside = launch.inside
+    spawned.release = launch.release
+    return spawned
+
+
+def _spawn(spec: SpawnSpec, launch: Launch | None) -> Spawned:
     owned: list[int] = []  # closed if anything fails
     handed: list[int] = []  # the child's ends, closed in any case
     actions = _Actions()
     start = _spawn_on_terminal if spec.tty else _spawn_on_pipes
     try:
-        return start(spec, owned, handed, actions)
+        return start(spec, launch, owned, handed, actions)
     except BaseException as error:
         for fd in owned:
             os.close(fd)
@@ -98,7 +167,9 @@ def _check_text(spec: SpawnSpec) -> None:
         )
 
 
-def _spawn_on_pipes(spec: SpawnSpec, owned: list[int], handed: list[int], actions: _Actions) -> Spawned:
+def _spawn_on_pipes(
+    spec: SpawnSpec, launch: Launch | None, owned: list[int], handed: list[int], actions: _Actions
+) -> Spawned:
     stdin: int | None = None
     if spec.pipe_stdin:
         theirs, stdin = _pipe()
@@ -116,31 +187,36 @@ def _spawn_on_pipes(spec: SpawnSpec, owned: list[int], handed: list[int], action
         actions.duplicate(theirs, target)
     for fd in owned:
         os.set_blocking(fd, False)
-    pid = _start(spec, actions)
+    pid = _start(spec, launch, actions, None)
     return Spawned(pid, _watchable(pid), stdin, outputs)
 
 
-def _spawn_on_terminal(spec: SpawnSpec, owned: list[int], handed: list[int], actions: _Actions) -> Spawned:
+def _spawn_on_terminal(
+    spec: SpawnSpec, launch: Launch | None, owned: list[int], handed: list[int], actions: _Actions
+) -> Spawned:
     master, slave = os.openpty()
     owned.append(master)
     handed.append(slave)
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", spec.rows, spec.cols, 0, 0))
     os.set_blocking(master, False)
     # The first terminal a session leader opens becomes its controlling terminal.
-    actions.open(0, os.ttyname(slave), os.O_RDWR)
+    terminal = os.ttyname(slave)
+    actions.open(0, terminal, os.O_RDWR)
     actions.duplicate(0, 1)
     actions.duplicate(0, 2)
-    pid = _start(spec, actions)
+    pid = _start(spec, launch, actions, terminal)
     return Spawned(pid, _watchable(pid), master, [("pty", master)])
 
 
-def _start(spec: SpawnSpec, actions: _Actions) -> int:
+def _check_directory(spec: SpawnSpec) -> None:
     if not os.path.isdir(spec.cwd):
         code = errno.ENOTDIR if os.path.exists(spec.cwd) else errno.ENOENT
         raise OSError(code, os.strerror(code))
+
+
+def _start(spec: SpawnSpec, launch: Launch | None, actions: _Actions, terminal: str | None) -> int:
+    _check_directory(spec)
     actions.change_directory(spec.cwd)
-    argv = _string_array([spec.argv[0] if spec.arg0 is None else spec.arg0, *spec.argv[1:]])
-    env = _string_array([f"{name}={value}" for name, value in spec.env.items()])
     attributes = _Buffer()
     _libc.posix_spawnattr_init(attributes)
     _libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID))
@@ -148,9 +224,34 @@ def _start(spec: SpawnSpec, actions: _Actions) -> int:
     _libc.posix_spawnattr_setsigmask(attributes, _NO_SIGNALS)
     try:
         with tagged(spec.tag):
-            return _try_candidates(spec, actions, attributes, argv, env)
+            if launch is None:
+                return _execute(spec, actions, attributes)
+            return _execute_prepared(spec, launch, actions, attributes, terminal)
     finally:
         _libc.posix_spawnattr_destroy(attributes)
+
+
+def _execute(spec: SpawnSpec, actions: _Actions, attributes: Any) -> int:
+    argv = _string_array([spec.argv[0] if spec.arg0 is None else spec.arg0, *spec.argv[1:]])
+    env = _string_array([f"{name}={value}" for name, value in spec.env.items()])
+    return _try_candidates(spec, actions, attributes, argv, env)
+
+
+def _execute_prepared(
+    spec: SpawnSpec, launch: Launch, actions: _Actions, attributes: Any, terminal: str | None
+) -> int:
+    for fd in launch.inherited:
+        actions.duplicate(fd, fd)  # onto itself: it is no longer closed on exec
+    try:
+        if launch.confine is None:
+            return _execute(spec, actions, attributes)
+        return launch.confine(terminal, lambda: _execute(spec, actions, attributes))
+    except (OSError, RpcError) as error:
+        words = error.message if isinstance(error, RpcError) else os_error_text(error)
+        said = f"exec-server: cannot run {spec.argv[0]}: {words}"
+        code = NOT_ALLOWED_EXIT if isinstance(error, PermissionError) else NOT_FOUND_EXIT
+        shell = ["/bin/sh", "-c", _SAY_AND_EXIT, "sh", said, str(code)]
+        return _execute(replace(spec, argv=shell, arg0=None, env={}), actions, attributes)
 
 
 def _try_candidates(spec: SpawnSpec, actions: _Actions, attributes: Any, argv: Any, env: Any) -> int:

@@ -23,7 +23,7 @@ class Stdin:
         self._max_bytes = limits.stdin_queue_bytes
         self._queue: deque[memoryview] = deque()
         self._queued_bytes = 0
-        self._waiting: deque[tuple[bytes, Pending[WriteStatus]]] = deque()
+        self._waiting: deque[tuple[bytes, str | None, Pending[WriteStatus]]] = deque()
         self._accepted: dict[str, None] = {}
         self._writing = False
         self._close_requested = False
@@ -35,17 +35,19 @@ class Stdin:
         """No more writes are taken; what was accepted before is still delivered."""
         return self._close_requested
 
-    def was_accepted(self, write_id: str) -> bool:
-        return write_id in self._accepted
+    def earlier(self, write_id: str) -> Pending[WriteStatus] | None:
+        """What became, or will become, of a write with this id; None if there was none."""
+        if write_id in self._accepted:
+            return resolved("accepted")
+        return next((pending for _, known, pending in self._waiting if known == write_id), None)
 
     def write(self, data: bytes, write_id: str | None) -> Pending[WriteStatus]:
         """Queue bytes. Answered when they are queued, which a full queue delays."""
-        if write_id is not None:
-            self._remember(write_id)
         if self._waiting or self._is_full():
             pending: Pending[WriteStatus] = Pending()
-            self._waiting.append((data, pending))
+            self._waiting.append((data, write_id, pending))
             return pending
+        self._remember(write_id)
         self._enqueue(data)
         self._flush()
         return resolved("accepted")
@@ -54,6 +56,13 @@ class Stdin:
         """Deliver EOF after everything accepted so far."""
         self._close_requested = True
         self._close_if_drained()
+
+    def break_off(self) -> None:
+        """The child is being killed: what waits for room was not taken and never will be."""
+        self.broken = True
+        waiting, self._waiting = self._waiting, deque()
+        for _, _, pending in waiting:
+            pending.fail(BrokenPipeError("failed to write to process stdin"))
 
     def discard(self) -> None:
         """The child is gone: drop what it did not take, and let everybody who waits go on."""
@@ -64,9 +73,13 @@ class Stdin:
         if fd is not None and not self._terminal:
             os.close(fd)
         while self._waiting:
-            self._waiting.popleft()[1].resolve("accepted")
+            _, write_id, pending = self._waiting.popleft()
+            self._remember(write_id)
+            pending.resolve("accepted")
 
-    def _remember(self, write_id: str) -> None:
+    def _remember(self, write_id: str | None) -> None:
+        if write_id is None:
+            return
         self._accepted[write_id] = None
         if len(self._accepted) > MAX_REMEMBERED_WRITES:
             del self._accepted[next(iter(self._accepted))]
@@ -99,7 +112,8 @@ class Stdin:
                 break
             self._queue.popleft()
         while self._waiting and not self._is_full():
-            data_waiting, pending = self._waiting.popleft()
+            data_waiting, write_id, pending = self._waiting.popleft()
+            self._remember(write_id)
             self._enqueue(data_waiting)
             pending.resolve("accepted")
         if self._queue and not self._writing:

@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ... import log
-from ...loop import Pending
+from ...loop import Pending, Timer, resolved
 from ...wire.errors import invalid_request
-from . import descriptors, tree
+from . import descriptors
 from .machine import ProcessMachine
+from .output_log import EVERYTHING
 from .process import Listener, ManagedProcess, State
 from .spawn import Spawned, SpawnSpec, spawn
+from .tree import SessionTags
 
 __all__ = ["BACK_PRESSURE", "ON_REQUEST", "ProcessTable"]
 
@@ -29,10 +31,13 @@ class ProcessTable:
 
     def __init__(self, machine: ProcessMachine) -> None:
         self._machine = machine
-        self._tags = machine.tags.open_session()
+        self._tags: SessionTags | None = None
+        """Taken with the first process: who never starts one has nothing to look for at the end."""
         self._processes: dict[str, ManagedProcess] = {}
         self._closed = False
         self._holding = False
+        self._acknowledging = False
+        self._silence: Timer | None = None
         self._retained: deque[tuple[float, ManagedProcess]] = deque()
         self._retained_bytes = 0
         self._forgetting = False
@@ -52,16 +57,31 @@ class ProcessTable:
         if limit is not None and sum(process.live for process in self._processes.values()) >= limit:
             raise invalid_request(f"process limit reached ({limit})")
         descriptors.make_room(len(self._processes))
+        if self._tags is None:
+            try:
+                self._tags = machine.tags.open_session()
+            except RuntimeError as error:
+                raise invalid_request(str(error)) from None
         spec.tag = self._tags.new() if machine.tag_trees else None
         process = ManagedProcess(
-            machine.loop, process_id, spec, machine.limits, listener, machine.killer, machine.watcher
+            machine.loop,
+            process_id,
+            spec,
+            machine.limits,
+            listener,
+            machine.killer,
+            machine.watcher,
+            machine.sandboxer,
         )
         if self._holding:
             process.hold_output(BACK_PRESSURE)
+        if self._acknowledging:
+            process.log.acknowledged = 0
         if machine.tag_trees:
             machine.guard.start()
         self._processes[process_id] = process
-        machine.spawner.run(spawn, spec).then(lambda spawned: self._spawned(process, spawned))
+        worker = machine.spawner if spec.prepare is None else machine.sandboxer
+        worker.run(spawn, spec).then(lambda spawned: self._spawned(process, spawned))
         return process
 
     def forget(self, process: ManagedProcess) -> None:
@@ -113,9 +133,44 @@ class ProcessTable:
         for process in list(self._processes.values()):
             process.release_output(BACK_PRESSURE)
 
-    def release_all_output(self) -> None:
-        """Nobody listens any more, so nobody can be overwhelmed: read everything."""
-        self.release_output()
+    def expect_acknowledgements(self, expected: bool) -> None:
+        """Whether whoever listens now says what it has received, so that what it has not is kept longer."""
+        self._acknowledging = expected
+        if not expected:
+            for process in self._processes.values():
+                self.acknowledge(process, EVERYTHING)
+
+    def acknowledge(self, process: ManagedProcess, seq: int) -> None:
+        """Output up to this number has been received. What is kept of a closed process stays as it is."""
+        if not process.log.closed:
+            process.log.acknowledge(seq)
+            process.output_acknowledged()
+
+    def guard_output(self) -> None:
+        """Nobody listens for now. If who did acknowledges, processes rather wait than lose what is not."""
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+        if self._acknowledging:
+            for process in self._processes.values():
+                process.guard_output()
+
+    def expect_catching_up(self) -> None:
+        """Somebody listens again. What is not acknowledged at all in this time is not waited for longer."""
+        seen = {process: process.log.acknowledged for process in self._processes.values() if process.guarded}
+        if seen:
+            delay = self._machine.limits.detach_ttl
+            self._silence = self._machine.loop.call_later(delay, self._unguard_silent, seen)
+
+    def _unguard_silent(self, seen: dict[ManagedProcess, int]) -> None:
+        for process, acknowledged in seen.items():
+            if process.guarded and process.log.acknowledged == acknowledged:
+                process.unguard_output()
+        self._silence = None
+        self.expect_catching_up()
+
+    def release_requested_output(self) -> None:
+        """Whoever asked for a process to wait has gone; who comes next may ask again."""
         for process in list(self._processes.values()):
             process.release_output(ON_REQUEST)
 
@@ -123,20 +178,27 @@ class ProcessTable:
         """Kill every tree that was ever started here, and stay open for more; how many were killed."""
         for process in self._processes.values():
             process.terminate()
-        return self._machine.killer.run(tree.kill_tagged, self._tags.contains)
+        return resolved(0) if self._tags is None else self._machine.killer.kill(self._tags.contains)
+
+    @property
+    def used(self) -> bool:
+        """Whether anything was ever started here."""
+        return self._tags is not None
 
     def kill_all(self, done: Callable[[int], object] | None = None) -> None:
         """The owner is gone: SIGTERM and some time if so configured, then kill every tree it ever started."""
-        if self._closed:
-            return
+        if not self._closed:
+            self.ask_to_end().then(lambda _: self._kill_trees(done))
+
+    def ask_to_end(self) -> Pending[None]:
+        """The owner is gone: SIGTERM if so configured. Settles when it is time to kill."""
         self._closed = True
         grace = self._machine.limits.shutdown_grace
         running = [process for process in self._processes.values() if process.state is State.RUNNING]
-        if grace <= 0 or not running:
-            self._kill_trees(done)
-            return
         exited: Pending[None] = Pending()
-        exited.then(lambda _: self._kill_trees(done))
+        if grace <= 0 or not running:
+            exited.resolve(None)
+            return exited
         timer = self._machine.loop.call_later(grace, exited.resolve, None)
 
         def one_exited(_: Pending[None]) -> None:
@@ -147,24 +209,39 @@ class ProcessTable:
         for process in running:
             process.signal(signal.SIGTERM)
             process.wait(State.EXITED).then(one_exited)
+        return exited
 
     def _kill_trees(self, done: Callable[[int], object] | None) -> None:
+        tags = self._tags
+        if tags is None:
+            if done is not None:
+                done(0)
+            return
+
         def finish(killed: Pending[int]) -> None:
-            for process in self._processes.values():
-                process.signal(signal.SIGKILL)  # also whoever shed the tag but stayed in the group
-                process.abandon()
-            self._processes.clear()
-            self._retained.clear()
-            self._tags.release()
-            count = killed.result()
-            log.info("killed the processes of a session", killed=count)
+            self.let_go()
+            try:
+                count = killed.result()
+            except OSError:
+                count = 0  # it is tried again; nobody else may have these tags
+            else:
+                tags.release()
+                log.info("killed the processes of a session", killed=count)
             if done is not None:
                 done(count)
 
         if not self._machine.tag_trees:
             for process in self._processes.values():
                 process.signal(signal.SIGKILL)  # there is nothing to search for
-        self._machine.killer.run(tree.kill_tagged, self._tags.contains).then(finish)
+        self._machine.killer.kill(tags.contains).then(finish)
+
+    def let_go(self) -> None:
+        """Every tree has been killed: kill whoever shed the tag but stayed in the group, and forget all."""
+        for process in self._processes.values():
+            process.signal(signal.SIGKILL)
+            process.abandon()
+        self._processes.clear()
+        self._retained.clear()
 
     def _spawned(self, process: ManagedProcess, outcome: Pending[Spawned]) -> None:
         try:
@@ -175,11 +252,12 @@ class ProcessTable:
             return
         finally:
             process.spec.env = {}  # it has its copy; ours would be kept for as long as the process is
+            process.spec.prepare = None
         if self._closed:
             # The owner went away while the child was being made.
             tag = process.spec.tag
             if tag is not None:
-                self._machine.killer.run(tree.kill_tagged, tag.__eq__)
+                self._machine.killer.kill(tag.__eq__)
             os.kill(spawned.pid, signal.SIGKILL)
         process.run(spawned)
         if self._closed:

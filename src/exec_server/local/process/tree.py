@@ -14,6 +14,7 @@ group is killed.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from _thread import allocate_lock
@@ -21,12 +22,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from . import descriptors
+
 __all__ = [
     "SESSION_SHIFT",
     "SUPPORTED",
     "SessionTags",
     "TagSpace",
+    "first_child",
     "kill_tagged",
+    "knows_children",
     "processes",
     "tagged",
 ]
@@ -60,7 +65,7 @@ if sys.platform == "linux":
             return resource.prlimit(pid, _RTTIME)[0]
         except PermissionError:
             # Another user's process: its limits can be read, though not through the system call.
-            with open(f"/proc/{pid}/limits", "rb") as limits:
+            with descriptors.afford(lambda: open(f"/proc/{pid}/limits", "rb")) as limits:
                 for line in limits:
                     if line.startswith(b"Max realtime timeout"):
                         word = line.split()[3]
@@ -119,7 +124,7 @@ class TagSpace:
             if number not in self._sessions:
                 self._sessions.add(number)
                 return SessionTags(self, number)
-        raise RuntimeError(f"more than {1 << _SESSION_BITS} sessions at once")
+        raise RuntimeError(f"more than {1 << _SESSION_BITS} sessions with processes at once")
 
     def close_session(self, number: int) -> None:
         self._sessions.discard(number)
@@ -169,14 +174,32 @@ def _unused_nonce() -> int:
 
 def processes() -> Iterator[tuple[int, int]]:
     """Every process of this machine that can be seen, with the tag it carries (-1 for none)."""
+    for pid in _pids():
+        try:
+            yield pid, _tag_of(pid)
+        except (OSError, ValueError):
+            continue  # it ended meanwhile
+
+
+def _pids() -> list[int]:
     if not SUPPORTED:
-        return
-    for name in os.listdir("/proc"):
-        if name[0] in "123456789":
-            try:
-                yield int(name), _tag_of(int(name))
-            except (OSError, ValueError):
-                continue  # it ended meanwhile
+        return []
+    return [int(name) for name in descriptors.afford(os.listdir, "/proc") if name[0] in "123456789"]
+
+
+def knows_children() -> bool:
+    """Whether this kernel lists the children of a process."""
+    return os.path.exists("/proc/thread-self/children")
+
+
+def first_child(pid: int) -> int | None:
+    """The oldest child of a process's first thread; None if there is none, or it cannot be known."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as children:
+            words = children.read(32).split()
+    except OSError:
+        return None
+    return int(words[0]) if words else None
 
 
 def kill_tagged(matches: Callable[[int], bool], sig: int = signal.SIGKILL) -> int:
@@ -184,62 +207,69 @@ def kill_tagged(matches: Callable[[int], bool], sig: int = signal.SIGKILL) -> in
 
     The first time everybody is found before anybody is signalled: the death of one (the leader of a
     terminal's session, say) may take others along, and they count too.
+
+    OSError when descriptors ran out, so that there may be some nobody has looked at. One is enough, however
+    large the tree is.
     """
-    found: dict[int, int] = {}
     known = {os.getpid()}  # this very process carries a tag for a moment while it spawns
-    spared = 0
+    killed = 0
+    missed: OSError | None = None
     try:
         for turn in range(_MAX_ROUNDS):
             fresh: list[int] = []
             before = len(known)
-            for pid, tag in processes():
-                if pid in known or not matches(tag):
+            for pid in _pids():
+                if pid in known:
                     continue
-                known.add(pid)
-                pidfd = _open_if(pid, matches)
-                if pidfd is not None:
-                    found[pid] = pidfd
-                    fresh.append(pidfd)
+                try:
+                    if not matches(_tag_of(pid)):
+                        continue
+                    known.add(pid)
                     if turn:
-                        spared += not _send(pidfd, sig)
-            if not turn:
-                spared += sum(not _send(pidfd, sig) for pidfd in fresh)
+                        killed += _send(pid, matches, sig)
+                    elif _send(pid, matches, 0):
+                        fresh.append(pid)
+                except (OSError, ValueError) as error:
+                    missed = _shortage(error) or missed
+            for pid in fresh:
+                try:
+                    _send(pid, matches, sig)
+                    killed += 1
+                except OSError as error:
+                    missed = _shortage(error) or missed
             # One that is somebody else by now shows as a new corpse: there is more to find.
             if len(known) == before:
                 break
-        return len(found) - spared
+    except OSError as error:
+        missed = error
     finally:
-        for pidfd in found.values():
-            os.close(pidfd)
+        descriptors.keep_spare()
+    if missed is not None:
+        raise OSError(missed.errno, f"not every process could be looked at: {missed.strerror}") from missed
+    return killed
 
 
-def _open_if(pid: int, matches: Callable[[int], bool]) -> int | None:
-    """A pidfd for the process, if after opening it still is the one meant and not a corpse."""
+def _shortage(error: Exception) -> OSError | None:
+    """The error, if it is about descriptors; any other means that the process ended meanwhile."""
+    return error if isinstance(error, OSError) and error.errno in descriptors.EXHAUSTED else None
+
+
+def _send(pid: int, matches: Callable[[int], bool], sig: int) -> bool:
+    """Whether the signal was sent: the process, held by a pidfd, still is the one meant, and no corpse."""
+    pidfd = descriptors.afford(os.pidfd_open, pid)
     try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return None
-    try:
-        if matches(_tag_of(pid)) and not _is_dead(pid):
-            return pidfd
-    except OSError:
-        pass
-    os.close(pidfd)
-    return None
-
-
-def _is_dead(pid: int) -> bool:
-    """Ended, and waiting only for its parent to notice."""
-    with open(f"/proc/{pid}/stat", "rb") as stat:
-        return stat.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-
-
-def _send(pidfd: int, sig: int) -> bool:
-    """Whether the process is told, or gone."""
-    try:
+        if not matches(_tag_of(pid)) or _is_dead(pidfd):
+            return False
         signal.pidfd_send_signal(pidfd, sig)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False  # another user's
+    except PermissionError:
+        return False  # it became another user's
+    finally:
+        os.close(pidfd)
     return True
+
+
+def _is_dead(pidfd: int) -> bool:
+    """Ended, and waiting only for its parent to notice."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from ...local.files.access import require_plain
-from ...local.files.cached import cached_metadata, cached_read_file
+from ...local.files.access import confinement
+from ...local.files.cached import cached_metadata, cached_read_file, cached_read_range
 from ...local.files.copy import copy
-from ...local.files.directory import create_directory, read_directory
+from ...local.files.directory import create_directory, read_directory, read_directory_page
 from ...local.files.errors import failure
 from ...local.files.glob import glob
-from ...local.files.handles import Handles, handle_path
+from ...local.files.handles import handle_path, open_part
 from ...local.files.lane import Lane, Touch, reads, writes
 from ...local.files.metadata import canonicalize, get_metadata
 from ...local.files.missing import MAX_MISSING, MissingWatch, watch_missing
@@ -19,13 +20,15 @@ from ...local.files.move import move
 from ...local.files.paths import to_native, to_uri
 from ...local.files.read import read_file, read_range
 from ...local.files.remove import remove
+from ...local.files.replacement import ReplacingHandles
 from ...local.files.walk import walk
 from ...local.files.watch import FileWatch
-from ...local.files.write import write_file
+from ...local.files.write import decode_content, write_file
 from ...loop import Loop, Pending, after
 from ...wire import files as wire
 from ...wire.envelope import encode_notification
 from ...wire.errors import RpcError, invalid_request
+from ...wire.sandbox import SandboxContext
 from ..connection import Connection
 from ..dispatch import Method
 
@@ -43,7 +46,7 @@ class _Files:
     """What belongs to one connection and ends with it."""
 
     def __init__(self, connection: Connection) -> None:
-        self.handles = Handles()
+        self.handles = ReplacingHandles()
         self.missing = _MissingWatcher(connection)
         self.watches: dict[str, FileWatch] = {}
         self.lane = Lane(connection.server.loop, where=self.handles.where)
@@ -113,12 +116,26 @@ def files_of(connection: Connection) -> _Files:
     return files
 
 
+def _in_sandbox(
+    connection: Connection, touches: tuple[Touch, ...], confined: SandboxContext, name: str, params: Any
+) -> Pending[Any]:
+    """In its turn like any other call, but by somebody with fewer rights."""
+    sandboxed = connection.server.sandboxed_files
+    return files_of(connection).lane.submit(touches, sandboxed.perform, confined, name, params)
+
+
 def _do_read_file(connection: Connection, params: wire.ReadFileParams) -> Any:
+    confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=False)
+    if confined is not None:
+        return _in_sandbox(connection, reads(path), confined, "fs/readFile", params)
     lane = files_of(connection).lane
     if params.offset is not None or params.length is not None:
-        wanted = (params.offset or 0, params.length)
+        wanted = (params.offset or 0, params.length, connection.binary_files)
+        if params.follow_symlinks and lane.free_for_reading:
+            part = cached_read_range(path, *wanted)
+            if part is not None:
+                return part
         return lane.submit(reads(path), read_range, path, params.follow_symlinks, *wanted)
     if params.follow_symlinks and lane.free_for_reading:
         content = cached_read_file(path)
@@ -128,8 +145,10 @@ def _do_read_file(connection: Connection, params: wire.ReadFileParams) -> Any:
 
 
 def _do_get_metadata(connection: Connection, params: wire.MetadataParams) -> Any:
+    confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=False)
+    if confined is not None:
+        return _in_sandbox(connection, reads(path), confined, "fs/getMetadata", params)
     lane = files_of(connection).lane
     if params.follow_symlinks and lane.free_for_reading:
         metadata = cached_metadata(path)
@@ -139,28 +158,41 @@ def _do_get_metadata(connection: Connection, params: wire.MetadataParams) -> Any
 
 
 def _do_canonicalize(connection: Connection, params: wire.PathParams) -> Pending[Any]:
+    confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=False)
+    if confined is not None:
+        return _in_sandbox(connection, reads(path), confined, "fs/canonicalize", params)
     return files_of(connection).lane.submit(reads(path), canonicalize, path)
 
 
-def _do_read_directory(connection: Connection, params: wire.PathParams) -> Pending[Any]:
+def _do_read_directory(connection: Connection, params: wire.ReadDirectoryParams) -> Pending[Any]:
+    confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=False)
+    if params.after is not None and connection.extensions:
+        if confined is not None:
+            raise invalid_request("fs/readDirectory has no pages in a sandbox")
+        return files_of(connection).lane.submit(reads(path), read_directory_page, path, params.after)
+    if confined is not None:
+        return _in_sandbox(connection, reads(path), confined, "fs/readDirectory", params)
     return files_of(connection).lane.submit(reads(path), read_directory, path)
 
 
 def _do_walk(connection: Connection, params: wire.WalkParams) -> Pending[Any]:
+    confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=False)
+    if confined is not None:
+        return _in_sandbox(connection, reads(path), confined, "fs/walk", params)
     return files_of(connection).lane.submit(reads(path), walk, path, params.path, params.options)
 
 
 def _do_create_directory(connection: Connection, params: wire.CreateDirectoryParams) -> Pending[Any]:
+    confined = confinement(params.sandbox, changes=True)
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=True)
+    touches = writes(*_with_parents(path)) if params.recursive else writes(path)
+    if confined is not None:
+        return _in_sandbox(connection, touches, confined, "fs/createDirectory", params)
     return files_of(connection).lane.submit(
-        writes(*_with_parents(path)) if params.recursive else writes(path),
+        touches,
         create_directory,
         path,
         params.recursive,
@@ -175,41 +207,66 @@ def _with_parents(path: bytes) -> list[bytes]:
 
 
 def _do_write_file(connection: Connection, params: wire.WriteFileParams) -> Pending[Any]:
+    try:
+        confined = confinement(params.sandbox, changes=True)
+    except RpcError:
+        decode_content(params.data_base64)  # peers look at that first
+        raise
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=True)
+    if confined is not None:
+        return _in_sandbox(connection, writes(path), confined, "fs/writeFile", params)
     return files_of(connection).lane.submit(
         writes(path), write_file, path, params.data_base64, params.follow_symlinks
     )
 
 
 def _do_remove(connection: Connection, params: wire.RemoveParams) -> Pending[Any]:
+    confined = confinement(params.sandbox, changes=True)
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=True)
+    if confined is not None:
+        return _in_sandbox(connection, writes(path), confined, "fs/remove", params)
     return files_of(connection).lane.submit(
         writes(path), remove, path, params.recursive, params.force, params.follow_symlinks
     )
 
 
 def _do_copy(connection: Connection, params: wire.CopyParams) -> Pending[Any]:
+    confined = confinement(params.sandbox, changes=True)
     source, target = to_native(params.source_path), to_native(params.destination_path)
-    require_plain(params.sandbox, changes=True)
     touches = (Touch(source, False), *writes(*_with_parents(target)))
+    if confined is not None:
+        return _in_sandbox(connection, touches, confined, "fs/copy", params)
     return files_of(connection).lane.submit(touches, copy, source, target, params.recursive)
 
 
 def _do_open(connection: Connection, params: wire.OpenParams) -> Pending[Any]:
-    path = to_native(params.path)
     changes = params.mode == "replace"
-    require_plain(params.sandbox, changes=changes)
+    confined = confinement(params.sandbox, changes=changes)
+    path = to_native(params.path)
     files = files_of(connection)
     touches = (*writes(handle_path(params.handle_id)), Touch(path, changes))
+    if params.part is not None and changes:
+        if confined is not None:
+            raise invalid_request("fs/open cannot keep a part in a sandbox")
+        keep = params.part == "keep"
+        part = partial(files.handles.open, opener=lambda path, _mode, _turn: open_part(path, keep=keep))
+        return files.lane.submit(touches, part, params.handle_id, path, params.mode)
+    if confined is not None:
+        sandboxed = connection.server.sandboxed_files
+        opened = partial(
+            files.handles.open, opener=lambda _path, _mode, turn: sandboxed.open(confined, params, turn)
+        )
+        return files.lane.submit(touches, opened, params.handle_id, path, params.mode)
+    if changes and params.atomic:
+        return files.lane.submit(touches, files.handles.open_atomic, params.handle_id, path)
     return files.lane.submit(touches, files.handles.open, params.handle_id, path, params.mode)
 
 
 def _do_read_block(connection: Connection, params: wire.ReadBlockParams) -> Pending[Any]:
     files = files_of(connection)
     touches = reads(handle_path(params.handle_id))
-    return files.lane.submit(touches, files.handles.read, params.handle_id, params.offset, params.len)
+    wanted = (params.handle_id, params.offset, params.len, connection.binary_files)
+    return files.lane.submit(touches, files.handles.read, *wanted)
 
 
 def _do_write_block(connection: Connection, params: wire.WriteBlockParams) -> Pending[Any]:
@@ -220,7 +277,8 @@ def _do_write_block(connection: Connection, params: wire.WriteBlockParams) -> Pe
 
 def _do_close(connection: Connection, params: wire.CloseParams) -> Pending[Any]:
     files = files_of(connection)
-    return files.lane.submit(writes(handle_path(params.handle_id)), files.handles.close, params.handle_id)
+    touches = writes(handle_path(params.handle_id))
+    return files.lane.submit(touches, files.handles.finish, params.handle_id, params.discard)
 
 
 def _do_watch_missing(connection: Connection, params: wire.WatchMissingParams) -> Any:
@@ -238,8 +296,10 @@ def _do_watch_missing(connection: Connection, params: wire.WatchMissingParams) -
 
 
 def _do_watch(connection: Connection, params: wire.WatchParams) -> Pending[Any]:
+    confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=False)
+    if confined is not None:
+        raise invalid_request("fs/watch cannot be enforced in a sandbox that hides files: poll instead")
     files, watch_id = files_of(connection), params.watch_id
     if watch_id in files.watches:
         raise invalid_request(f"watchId already exists: {watch_id}")
@@ -284,22 +344,29 @@ def _do_unwatch(connection: Connection, params: wire.UnwatchParams) -> dict[str,
 
 
 def _do_move(connection: Connection, params: wire.MoveParams) -> Pending[Any]:
+    confined = confinement(params.sandbox, changes=True)
     source, target = to_native(params.source_path), to_native(params.destination_path)
-    require_plain(params.sandbox, changes=True)
-    return files_of(connection).lane.submit(writes(source, target), move, source, target, params.overwrite)
+    if confined is not None:
+        return _in_sandbox(connection, writes(source, target), confined, "fs/move", params)
+    renamed = partial(move, keep_attributes=params.keep_attributes)
+    return files_of(connection).lane.submit(writes(source, target), renamed, source, target, params.overwrite)
 
 
 def _do_glob(connection: Connection, params: wire.GlobParams) -> Pending[Any]:
+    confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=False)
+    if confined is not None:
+        return _in_sandbox(connection, reads(path), confined, "fs/glob", params)
     return files_of(connection).lane.submit(reads(path), glob, path, params)
 
 
 def _do_search(connection: Connection, params: wire.SearchParams) -> Pending[Any]:
     from ...local.files.search import search  # starts processes, which few clients ask for
 
+    confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
-    require_plain(params.sandbox, changes=False)
+    if confined is not None:
+        return _in_sandbox(connection, reads(path), confined, "fs/search", params)
     return files_of(connection).lane.submit(reads(path), search, path, params)
 
 
@@ -308,7 +375,6 @@ def method(
     decode: Callable[[Any], P],
     run: Callable[[Connection, P], Any],
     *,
-    control: bool = False,
     extension: bool = False,
 ) -> Method:
     """A method whose params are decoded by its own table, before the handshake is looked at."""
@@ -321,14 +387,14 @@ def method(
             raise invalid_request(f"client must send initialized before using {family} methods")
         return run(connection, decoded)
 
-    return Method(object, decode_and_run, family=None, control=control, extension=extension)
+    return Method(object, decode_and_run, family=None, extension=extension)
 
 
 METHODS: Final = {
     "fs/readFile": method(FAMILY, wire.decode_read_file, _do_read_file),
     "fs/getMetadata": method(FAMILY, wire.decode_metadata, _do_get_metadata),
     "fs/canonicalize": method(FAMILY, wire.decode_path, _do_canonicalize),
-    "fs/readDirectory": method(FAMILY, wire.decode_path, _do_read_directory),
+    "fs/readDirectory": method(FAMILY, wire.decode_read_directory, _do_read_directory),
     "fs/walk": method(FAMILY, wire.decode_walk, _do_walk),
     "fs/createDirectory": method(FAMILY, wire.decode_create_directory, _do_create_directory),
     "fs/writeFile": method(FAMILY, wire.decode_write_file, _do_write_file),
@@ -337,7 +403,7 @@ METHODS: Final = {
     "fs/open": method(FAMILY, wire.decode_open, _do_open),
     "fs/readBlock": method(FAMILY, wire.decode_read_block, _do_read_block),
     "fs/writeBlock": method(FAMILY, wire.decode_write_block, _do_write_block),
-    "fs/close": method(FAMILY, wire.decode_close, _do_close, control=True),
+    "fs/close": method(FAMILY, wire.decode_close, _do_close),
     "fs/watchMissing": method(FAMILY, wire.decode_watch_missing, _do_watch_missing),
     "fs/watch": method(FAMILY, wire.decode_watch, _do_watch, extension=True),
     "fs/unwatch": method(FAMILY, wire.decode_unwatch, _do_unwatch, extension=True),

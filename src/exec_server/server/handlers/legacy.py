@@ -17,6 +17,7 @@ from ...wire.uri import uri_to_path
 from ..connection import Connection
 from ..dispatch import Method
 from ..voice import LegacyVoice
+from .processes import written
 
 __all__ = ["METHODS"]
 
@@ -95,7 +96,7 @@ def write(connection: Connection, params: LegacyWriteParams) -> Any:
         raise internal_error(str(error)) from None
 
     def finish() -> LegacyWriteResult:
-        if status.result() == "stdinClosed":
+        if written(status) == "stdinClosed":
             raise invalid_request(f"stdin is closed for process {params.process_id}")
         return LegacyWriteResult()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from msgspec import UNSET
 
@@ -19,6 +19,7 @@ from ...wire import base64
 from ...wire.errors import internal_error, invalid_params, invalid_request
 from ...wire.params import NoParams
 from ...wire.process import (
+    AcknowledgeParams,
     CloseStdinParams,
     ListedProcess,
     ListParams,
@@ -38,12 +39,16 @@ from ...wire.process import (
     WaitResult,
     WriteParams,
     WriteResult,
+    WriteStatus,
 )
 from ...wire.uri import ForeignPath, native_path, parse, path_to_uri
 from ..connection import Connection
 from ..dispatch import Method
 from ..session import Session
 from ..voice import CurrentVoice
+
+if TYPE_CHECKING:
+    from ..server import Server
 
 __all__ = ["METHODS"]
 
@@ -54,6 +59,12 @@ MAX_WAIT_SECONDS: Final = 10_000_000.0
 
 MAX_SCOPE_BYTES: Final = 256
 """Of a shell snapshot's scope id, and of a process id that wants network callbacks."""
+
+_UNSUITABLE: Final = {
+    "entry": "invalid sandbox permission path URI: {reason}",
+    "cwd": "sandbox cwd URI `{uri}` is not valid on this exec-server host: {reason}",
+    "workspace root": "sandbox workspace root URI `{uri}` is not valid on this exec-server host: {reason}",
+}
 
 SNAPSHOT_SHELLS: Final = ("bash", "zsh", "sh")
 
@@ -86,6 +97,8 @@ def start(connection: Connection, params: StartParams) -> Pending[StartResult]:
     )
     if size is not None:
         spec.rows, spec.cols = size.rows, size.cols
+    if params.sandbox is not None:
+        _put_in_sandbox(server, spec, params)
     voice = CurrentVoice(session, server.metrics, params.process_id)
     process = session.processes.start(params.process_id, spec, voice)
     return after(process.started, lambda: _started(connection, process))
@@ -97,18 +110,35 @@ def _started(connection: Connection, process: ManagedProcess) -> StartResult:
     except Exception:
         connection.server.metrics.processes_failed_total += 1
         raise
-    return StartResult(process.id)
+    return StartResult(process.id, "linuxSeccomp" if process.spec.sandboxed else "none")
+
+
+def _put_in_sandbox(server: Server, spec: SpawnSpec, params: StartParams) -> None:
+    from ...local.sandbox import mountpoints
+    from ...local.sandbox.launch import preparer
+
+    spec.prepare = preparer(cast("Any", params.sandbox), proxy=params.enforce_managed_network)
+    spec.sandboxed = True
+    if mountpoints.release_all not in server.machine.last_things:
+        server.machine.last_things.append(mountpoints.release_all)
 
 
 def _check_network_proxy(params: StartParams) -> None:
     proxy = params.network_proxy
     if proxy is None:
         return
+    if "proxy" not in proxy:
+        raise invalid_params("missing field `proxy`")
     timeout = proxy.get("policyDecisionTimeoutMs")
     if timeout == 0:
         raise invalid_params("network policy decision callback timeout must be nonzero")
     if timeout is not None and not 0 < len(params.process_id.encode()) <= MAX_SCOPE_BYTES:
         raise invalid_params("callback-enabled process ID must be non-empty and at most 256 bytes")
+    settings = proxy["proxy"]
+    if isinstance(settings, dict) and settings.get("enabled") is False:
+        raise invalid_params(
+            "invalid network proxy config: executor-local network proxy launch requires an enabled proxy"
+        )
     raise invalid_params(
         "invalid network proxy config: this executor has no network proxy (networkProxyLaunch is false)"
     )
@@ -123,9 +153,17 @@ def _native_cwd(text: str) -> str:
 
 
 def _check_sandbox(params: StartParams) -> None:
-    sandbox = params.sandbox
-    if sandbox is not None and sandbox.permissions.get("type") != "disabled":
-        raise invalid_params("sandbox intent cannot be enforced on this executor")
+    """Whether it is about this kind of machine at all; all else is found out when it is made."""
+    context = params.sandbox
+    if context is None:
+        return
+    from ...local.sandbox.entries import Unsuitable
+    from ...local.sandbox.launch import check_context
+
+    try:
+        check_context(context)
+    except Unsuitable as error:
+        raise invalid_params(_UNSUITABLE[error.part].format(uri=error.uri, reason=error)) from None
 
 
 def _check_shell_snapshot(params: StartParams) -> None:
@@ -188,7 +226,7 @@ def read(connection: Connection, params: ReadParams) -> ReadResult | Pending[Rea
             exit_code=record.exit_code,
             closed=record.closed,
             failure=process.failure,
-            sandbox_denied=process.sandbox_denied,
+            sandbox_denied=process.denied(connection.extensions),
         )
 
     return _long_poll(connection.server.loop, process, (params.wait_ms or 0) / 1000, attempt)
@@ -217,7 +255,7 @@ def wait(connection: Connection, params: WaitParams) -> WaitResult | Pending[Wai
             next_seq=record.next_seq,
             timed_out=not reached,
             failure=process.failure,
-            sandbox_denied=process.sandbox_denied,
+            sandbox_denied=process.denied(connection.extensions),
         )
 
     seconds = MAX_WAIT_SECONDS if params.wait_ms is None else params.wait_ms / 1000
@@ -293,6 +331,15 @@ def resume_output(connection: Connection, params: ProcessParams) -> Any:
     return {}
 
 
+def acknowledge_output(connection: Connection, params: AcknowledgeParams) -> Any:
+    """The client has received everything up to that number."""
+    processes = _session(connection).processes
+    process = processes.get(params.process_id)
+    if process is not None:
+        processes.acknowledge(process, min(params.seq, process.log.next_seq))
+    return {}
+
+
 def list_processes(connection: Connection, params: ListParams) -> ListResult:
     """Every process that is still remembered, of this session or of all."""
     own = _session(connection)
@@ -337,7 +384,15 @@ def write(connection: Connection, params: WriteParams) -> Any:
         status = process.write(data, params.write_id)
     except BrokenPipeError as error:
         raise internal_error(str(error)) from None
-    return after(status, lambda: WriteResult(status.result()))
+    return after(status, lambda: WriteResult(written(status)))
+
+
+def written(status: Pending[WriteStatus]) -> WriteStatus:
+    """What became of a write that may have had to wait."""
+    try:
+        return status.result()
+    except BrokenPipeError as error:
+        raise internal_error(str(error)) from None
 
 
 def close_stdin(connection: Connection, params: CloseStdinParams) -> Any:
@@ -460,5 +515,6 @@ METHODS: Final = {
     "process/terminateAll": Method(NoParams, terminate_all, "exec", control=True),
     "process/pauseOutput": Method(ProcessParams, pause_output, "exec", control=True),
     "process/resumeOutput": Method(ProcessParams, resume_output, "exec", control=True),
+    "process/acknowledgeOutput": Method(AcknowledgeParams, acknowledge_output, "exec", control=True),
     "process/list": Method(ListParams, list_processes, "exec", extension=True),
 }

@@ -1,0 +1,261 @@
+"""`exec-server exec`: the command itself, as people and programs use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exec_server.events.check import check
+from exec_server.events.lines import split_lines
+from exec_server.events.reader import parse_line
+from support.model_server import Cut, ModelServer, Say, Status, call, message
+from support.server import RunningServer
+from support.wait import eventually
+
+
+class Agent:
+    """The command with a home and a directory of its own."""
+
+    def __init__(self, folder: Path, model: ModelServer) -> None:
+        self.home = folder / "home"
+        self.work = folder / "work"
+        self.home.mkdir(exist_ok=True)
+        self.work.mkdir(exist_ok=True)
+        self.model = model
+
+    def command(self, *words: str) -> list[str]:
+        options = ["--model", "scripted", "--base-url", self.model.url, "-s", "danger-full-access"]
+        return [sys.executable, "-m", "exec_server", "exec", *options, *words]
+
+    @property
+    def env(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CODEX_", "EXEC_"))}
+        return {**kept, "CODEX_HOME": str(self.home), "OPENAI_API_KEY": "key"}
+
+    def run(self, *words: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*words),
+            cwd=self.work,
+            env=self.env,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    def events(self, *words: str, code: int = 0) -> list[dict[str, Any]]:
+        """The stream of a run, which keeps what we promise of streams."""
+        done = self.run("--json", *words, code=code)
+        records = map(parse_line, split_lines([done.stdout.encode()]))
+        assert [str(one) for one in check(records, ours=True)] == []
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_answer_alone_is_on_stdout(tmp_path: Path) -> None:
+    with ModelServer(Say([call("exec_command", {"cmd": "echo hi"})]), "All is well.") as model:
+        agent = Agent(tmp_path, model)
+        done = agent.run("-o", "answer.txt", "-", stdin="look around")
+        assert done.stdout == "All is well.\n"
+        assert "$ echo hi" in done.stderr
+        assert (agent.work / "answer.txt").read_text() == "All is well."
+        assert "look around" in model.said_to(0)
+        assert model.requests[0]["model"] == "scripted"
+
+
+def test_threads(tmp_path: Path) -> None:
+    with ModelServer("One.", "Two.", "Three.", "Four.") as model:
+        agent = Agent(tmp_path, model)
+        first = agent.events("begin")
+        assert [event["type"] for event in first] == [
+            "thread.started",
+            "turn.started",
+            "item.completed",
+            "turn.completed",
+        ]
+        thread_id = first[0]["thread_id"]
+        second = agent.events("--resume", thread_id, "go on")
+        assert second[0]["thread_id"] == thread_id
+        assert second[-1]["usage"]["input_tokens"] == 2400
+        assert agent.events("--last", "and on")[0]["thread_id"] == thread_id
+        assert agent.events("--fork", thread_id, "--ext", "another way")[0]["thread_id"] != thread_id
+        assert "Three." in model.said_to(3)
+
+
+def test_what_is_not_kept(tmp_path: Path) -> None:
+    with ModelServer("One.") as model:
+        agent = Agent(tmp_path, model)
+        agent.run("--ephemeral", "begin")
+        assert not (agent.home / "sessions").exists()
+        done = agent.run("--json", "--last", "go on", code=1)
+        assert done.stdout == ""
+        assert "there is no thread of" in done.stderr
+        unknown = agent.run("--json", "--resume", "01a1e071-227a-7741-a702-1f275b07e314", "x", code=1)
+        assert (unknown.stdout, len(model.requests)) == ("", 1)
+
+
+def test_a_turn_that_fails(tmp_path: Path) -> None:
+    with ModelServer(Status(400, "no")) as model:
+        agent = Agent(tmp_path, model)
+        (agent.work / "answer.txt").write_text("old")
+        events = agent.events("-o", "answer.txt", "x", code=1)
+        assert [event["type"] for event in events[-2:]] == ["error", "turn.failed"]
+        assert (agent.work / "answer.txt").read_text() == "old"
+
+
+def test_an_output_schema(tmp_path: Path) -> None:
+    with ModelServer('{"ok":true}') as model:
+        agent = Agent(tmp_path, model)
+        (agent.work / "schema.json").write_text('{"type": "object"}')
+        assert agent.run("--output-schema", "schema.json", "x").stdout == '{"ok":true}\n'
+        assert model.requests[0]["text"]["format"]["schema"] == {"type": "object"}
+        (agent.work / "schema.json").write_text("{")
+        bad = agent.run("--json", "--output-schema", "schema.json", "x", code=1)
+        assert bad.stdout == ""
+        assert "cannot use schema.json as the output schema" in bad.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+)
+def test_signals(tmp_path: Path, number: signal.Signals, cause: str) -> None:
+    sleep = {"cmd": "sleep 0.5; echo $$ > pid; exec sleep 1000", "login": False}
+    with ModelServer(Say([call("exec_command", sleep)])) as model:
+        agent = Agent(tmp_path, model)
+        process = subprocess.Popen(
+            agent.command("--json", "x"), cwd=agent.work, env=agent.env, stdout=subprocess.PIPE
+        )
+        pid_file = agent.work / "pid"
+        pid = int(eventually(lambda: pid_file.exists() and pid_file.read_text().strip(), "the command"))
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 1
+        events = [json.loads(line) for line in out.splitlines()]
+        assert events[-1] == {"type": "turn.failed", "error": {"message": cause}}
+        assert events[-2]["item"]["exit_code"] == 137
+        assert not Path(f"/proc/{pid}/exe").exists(), "nothing outlives its owner"
+
+
+def test_a_reader_that_goes_away(tmp_path: Path) -> None:
+    calls = Say([call("exec_command", {"cmd": "touch done", "login": False})])
+
+    def hang_up(_: ModelServer) -> Say:
+        assert process.stdout is not None
+        process.stdout.close()
+        return calls
+
+    with ModelServer(hang_up, "ok") as model:
+        agent = Agent(tmp_path, model)
+        process = subprocess.Popen(
+            agent.command("--json", "x"),
+            cwd=agent.work,
+            env=agent.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        assert process.wait(60) == 0
+        assert process.stderr.read() == b""
+        process.stderr.close()
+        assert (agent.work / "done").exists(), "the work goes on to its end"
+
+
+def test_another_machine(tmp_path: Path, server: RunningServer) -> None:
+    cmd = "pwd; tr '\\0' ' ' < /proc/$PPID/cmdline"
+    with ModelServer(Say([call("exec_command", {"cmd": cmd})]), "ok") as model:
+        agent = Agent(tmp_path, model)
+        events = agent.events("--url", server.url, "-C", str(tmp_path), "x")
+        output = events[3]["item"]["aggregated_output"]
+        assert output.startswith(f"{tmp_path}\n")
+        assert "--listen" in output
+
+
+def test_an_environment_by_its_name(tmp_path: Path, server: RunningServer) -> None:
+    with ModelServer(Say([call("exec_command", {"cmd": "echo there"})]), "ok") as model:
+        agent = Agent(tmp_path, model)
+        entry = f'[[environments]]\nid = "build"\nurl = "{server.url}"\n'
+        (agent.home / "environments.toml").write_text(entry)
+        events = agent.events("--env", "build", "x")
+        assert events[3]["item"]["aggregated_output"] == "there\n"
+        wrong = agent.run("--env", "moon", "x", code=1)
+        assert "unknown environment id `moon`; there are: local, build" in wrong.stderr
+
+
+def test_config_toml(tmp_path: Path) -> None:
+    with ModelServer(Cut(), "ok") as model:
+        agent = Agent(tmp_path, model)
+        (agent.home / "config.toml").write_text(
+            f'model = "from-config"\nmodel_provider = "mine"\nsandbox_mode = "danger-full-access"\n'
+            f'[model_providers.mine]\nbase_url = "{model.url}"\nstream_max_retries = 2\n'
+            '[model_providers.mine.http_headers]\nx-house = "yes"\n'
+        )
+        words = [sys.executable, "-m", "exec_server", "exec", "--json", "x"]
+        done = subprocess.run(
+            words, cwd=agent.work, env=agent.env, capture_output=True, text=True, timeout=60, check=True
+        )
+        assert '"Reconnecting... 1/2 (' in done.stdout
+        assert model.requests[0]["model"] == "from-config"
+
+
+def test_a_required_tool_server_that_is_down(tmp_path: Path) -> None:
+    with ModelServer("never asked") as model:
+        agent = Agent(tmp_path, model)
+        (agent.home / "config.toml").write_text(
+            '[mcp_servers.docs]\ncommand = "/nonexistent"\nrequired = true\n'
+        )
+        done = agent.run("--json", "x", code=1)
+        assert done.stdout == ""
+        assert "required MCP server `docs` failed to start" in done.stderr
+        assert model.requests == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--resume", "x", "--last", "p"], 2, "give one of them"),
+        (["--env", "a", "--url", "ws://127.0.0.1:1", "p"], 2, "give one of them"),
+        (["--root", "nonsense", "p"], 2, "is not ENV:PATH"),
+        (["--policy", "/nonexistent", "p"], 1, "the policy file /nonexistent cannot be read"),
+        (["-C", "/nonexistent", "p"], 1, "/nonexistent: no such directory"),
+        (["-"], 1, "there is no prompt"),
+    ],
+)
+def test_a_wrong_command_line(tmp_path: Path, words: list[str], code: int, said: str) -> None:
+    with ModelServer("never asked") as model:
+        done = Agent(tmp_path, model).run("--json", *words, code=code)
+        assert done.stdout == ""
+        assert said in done.stderr
+        assert model.requests == []
+
+
+def test_no_model(tmp_path: Path) -> None:
+    with ModelServer("never asked") as model:
+        agent = Agent(tmp_path, model)
+        words = [sys.executable, "-m", "exec_server", "exec", "x"]
+        done = subprocess.run(
+            words, cwd=agent.work, env=agent.env, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 1
+        assert "which model? give --model" in done.stderr
+
+
+def test_an_answer_that_cannot_be_written(tmp_path: Path) -> None:
+    with ModelServer(Say([message("Answer.")]), Say([])) as model:
+        agent = Agent(tmp_path, model)
+        done = agent.run("-o", "no/where", "x")
+        assert done.stdout == "Answer.\n"
+        assert "could not be written to no/where" in done.stderr
+        (agent.work / "answer").write_text("old")
+        silent = agent.run("-o", "answer", "x")
+        assert "there was no answer" in silent.stderr
+        assert (agent.work / "answer").read_text() == ""
