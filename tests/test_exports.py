@@ -40,6 +40,12 @@ def test_nothing_is_imported_before_it_is_used() -> None:
     assert done.stdout.splitlines() == ["['exec_server', 'exec_server.version'] False", "False"]
 
 
+def test_every_name_is_listed_before_it_is_used() -> None:
+    program = "import exec_server; print(*(set(exec_server.__all__) - set(dir(exec_server))))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
 def test_every_error_can_be_caught_by_its_name() -> None:
     raised = {name for name in errors.__all__ if inspect.isclass(getattr(errors, name))}
     assert raised <= set(exec_server.__all__)

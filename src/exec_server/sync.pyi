@@ -7,7 +7,7 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from .client.recovery import RECOVERY_SECONDS, State
+from .client.recovery import State
 from .environments.connect import CONNECT_TIMEOUT, Target, WrapDialer
 from .services import (
     Change,
@@ -236,6 +236,6 @@ def connect(
     resume_session_id: str | None = None,
     binary_output: bool = True,
     dedicated_process: bool = False,
-    recovery_timeout: float = RECOVERY_SECONDS,
+    recovery_timeout: float | None = None,
     wrap_dialer: WrapDialer | None = None,
 ) -> Environment: ...

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exec_server.agent.approvals import BadPolicy, Policy, Rule, words
@@ -52,6 +52,7 @@ def test_what_a_script_may(script: str, decision: str | None) -> None:
     assert (None if found is None else found[0]) == decision
 
 
+@settings(max_examples=50)
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=4))
 def test_what_is_allowed_begins_with_allowed_words(argv: list[str]) -> None:
     script = shlex.join(argv)
@@ -63,6 +64,7 @@ def test_what_is_allowed_begins_with_allowed_words(argv: list[str]) -> None:
         assert decided[0] == "forbid"
 
 
+@settings(max_examples=50)
 @given(st.text())
 def test_any_script_is_decided(script: str) -> None:
     POLICY.decide(script)

@@ -12,6 +12,9 @@ import pytest
 from exec_server.agent.mcp_client import McpOutcome, McpServer, McpServers, RequiredServerDown
 from exec_server.events.model import Failure, McpResult
 
+LISTEN = "while read line; do :; done"
+"""A program that takes everything and says nothing."""
+
 TOOLS = str(Path(__file__).parent.parent / "support" / "mcp_tools.py")
 
 
@@ -60,7 +63,9 @@ def test_names_that_models_cannot_say() -> None:
 
 def test_a_server_that_does_not_answer() -> None:
     async def main(required: bool) -> list[str]:
-        mute = McpServer(name="mute", command="sleep", args=("60",), startup_seconds=0.2, required=required)
+        mute = McpServer(
+            name="mute", command="sh", args=("-c", LISTEN), startup_seconds=0.2, required=required
+        )
         async with McpServers([mute]) as servers:
             return servers.warnings
 

@@ -7,7 +7,7 @@ import posixpath
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exec_server.agent.patch import (
@@ -282,6 +282,7 @@ def diff(before: list[str], after: list[str]) -> list[str]:
     return ["@@", *(line[0] + line[2:] for line in difflib.ndiff(before, after) if line[0] in "+- ")]
 
 
+@settings(max_examples=50)
 @given(FILE, FILE)
 def test_any_edit_can_be_said(before: list[str], after: list[str]) -> None:
     if not before:
@@ -292,6 +293,7 @@ def test_any_edit_can_be_said(before: list[str], after: list[str]) -> None:
     assert patched(text, hunk.chunks, "f") == "".join(line + "\n" for line in after)
 
 
+@settings(max_examples=50)
 @given(FILE, st.data())
 def test_lines_that_are_not_named_keep_every_byte(lines: list[str], data: st.DataObject) -> None:
     ends = data.draw(
@@ -306,12 +308,14 @@ def test_lines_that_are_not_named_keep_every_byte(lines: list[str], data: st.Dat
     assert changed == "".join(expected)
 
 
+@settings(max_examples=50)
 @given(FILE)
 def test_a_file_is_added_as_written(lines: list[str]) -> None:
     patch = parse(body("*** Add File: f", *("+" + line for line in lines)))
     assert patch.hunks == (AddFile("f", "".join(line + "\n" for line in lines)),)
 
 
+@settings(max_examples=50)
 @given(st.text(), FILE)
 def test_anything_is_a_patch_or_an_error(text: str, lines: list[str]) -> None:
     for garbage in (text, body(text), body("*** Update File: a", "@@", text, *lines)):

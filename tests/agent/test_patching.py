@@ -328,7 +328,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.dictionaries(NAMES, st.sampled_from(["1\n", "2\n"]), max_size=4), OPERATIONS, st.integers(1, 12))
 def test_whole_or_not_at_all(
     tmp_path_factory: pytest.TempPathFactory,

@@ -8,10 +8,13 @@ import re
 import shlex
 import shutil
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from exec_server.agent.approvals import Policy, Rule
 from exec_server.agent.mcp_client import McpServer
@@ -455,6 +458,45 @@ def test_what_another_try_would_not_mend_fails_at_once(tmp_path: Path, reply: Pl
     assert done.outcome.error == done.events[3]["error"]["message"] == done.events[2]["message"]
 
 
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+ITEMS = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(
+            [
+                "message",
+                "reasoning",
+                "function_call",
+                "custom_tool_call",
+                "local_shell_call",
+                "web_search_call",
+            ]
+        )
+        | ANYTHING
+    },
+    optional={
+        "name": st.sampled_from(["update_plan", "write_stdin", "apply_patch", "view_image", "dance"])
+        | ANYTHING,
+        "arguments": st.sampled_from(['{"plan": []}', '{"session_id": 1}', '{"path": "x"}', "{"]) | ANYTHING,
+        **dict.fromkeys(["id", "call_id", "role", "content", "summary", "input", "action"], ANYTHING),
+    },
+)
+
+
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(st.lists(ITEMS, max_size=6))
+def test_whatever_a_model_says_the_turn_has_an_outcome(
+    tmp_path_factory: pytest.TempPathFactory, items: list[dict[str, Any]]
+) -> None:
+    done = play(tmp_path_factory.mktemp("lies"), Say(items), "ok", model_settings={"max_retries": 0})
+    assert done.kinds[-1] in ("turn.completed", "turn.failed")
+    assert done.outcome.error is None or not done.outcome.error.startswith("internal error")
+    assert not [text for text in done.model.outputs().values() if "internal error" in str(text)]
+
+
 def test_an_answer_without_end(tmp_path: Path) -> None:
     done = play(tmp_path, Endless(), model_settings={"max_retries": 0})
     assert (
@@ -526,6 +568,29 @@ def test_an_interrupt_while_the_model_thinks(tmp_path: Path) -> None:
     with ModelServer(Silent()) as model:
         done = asyncio.run(played(model, tmp_path, during=interrupt))
     assert done.kinds == ["thread.started", "turn.started", "turn.failed"]
+
+
+@pytest.mark.parametrize("number", range(1, 12))
+def test_an_interrupt_at_any_event(tmp_path: Path, number: int) -> None:
+    """Whenever it comes, there is one outcome, nothing is left open, and the thread can go on."""
+    script: list[Play] = [
+        Say([reasoning("hm"), plan(first="in_progress"), run("sleep 0.2; echo a", login=False)]),
+        Cut([message("half")]),
+        Say([patch("*** Add File: n", "+n", call_id="call_2"), run("sleep 1000", "call_3", login=False)]),
+        "never reached",
+    ]
+
+    def interrupt(runner: Runner, lines: int) -> None:
+        if lines == number:
+            runner.interrupt()
+
+    done = play(tmp_path, *script, on_event=interrupt)
+    assert done.kinds.count("turn.failed") == 1
+    assert done.events[-1]["error"]["message"] == "interrupted"
+    edited = done.items("file_change")
+    assert (tmp_path / "work/n").exists() == any(item["status"] == "completed" for item in edited)
+    again = play(tmp_path, "Back.", thread=lambda threads: threads.resume(done.thread_id))
+    assert again.outcome.answer == "Back."
 
 
 # Threads ---------------------------------------------------------------------------------------------------
@@ -604,6 +669,26 @@ def test_a_sandbox_confines_patches_too(tmp_path: Path, needs_bubblewrap: None) 
     assert [item["status"] for item in done.items("file_change")] == ["failed", "failed"]
     assert not outside.exists()
     assert not (tmp_path / "work/in").exists()
+
+
+def test_a_workspace_can_be_written_and_nothing_else(tmp_path: Path, needs_bubblewrap: None) -> None:
+    outside = Path("/var/tmp") / f"exec-server-{uuid.uuid4().hex}"
+    calls = [
+        patch("*** Add File: in", "+x"),
+        patch(f"*** Add File: {outside}", "+x", call_id="call_2"),
+        run(f"echo y > by-command; touch {outside}", "call_3", login=False),
+    ]
+    try:
+        done = play(tmp_path, Say(calls), "ok", mode="workspace-write")
+        assert not outside.exists()
+    finally:
+        outside.unlink(missing_ok=True)
+    assert [item["status"] for item in done.items("file_change")] == ["completed", "failed"]
+    assert done.output("call_2").startswith(
+        f"Exit code: 1\nWall time: 0 seconds\nOutput:\nFailed to write file {outside}: "
+    )
+    assert (tmp_path / "work/in").read_text() == "x\n"
+    assert (tmp_path / "work/by-command").read_text() == "y\n"
 
 
 # Environments ----------------------------------------------------------------------------------------------

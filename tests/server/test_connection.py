@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import time
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as open_websocket
 
 from exec_server.limits import Limits
+from exec_server.server import dispatch
 from exec_server.server.server import Server
 from exec_server.transport.memory import pair
 from support.machine import gone, resident_bytes, running, sleep_forever
@@ -380,6 +383,53 @@ def test_a_start_that_had_to_queue_does_not_pass_who_waits_for_the_one_before() 
     requests = [starting("p", "/no/such/program"), ("process/read", process("p")), starting("p", "true")]
     for waiting in (1, 2, 3):
         assert asyncio.run(pipelined(requests, waiting))[1] == "process/read: unknown process id p"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            OSError(errno.EMFILE, "Too many open files", "/secret/place"),
+            "the server is out of file descriptors for now: Too many open files",
+        ),
+        (
+            OSError(errno.EIO, "Input/output error", "/secret/place"),
+            "internal error: OSError: Input/output error",
+        ),
+        (RuntimeError("oh"), "internal error: RuntimeError: oh"),
+    ],
+)
+def test_what_nobody_foresaw_is_answered_without_the_names_of_files(
+    monkeypatch: pytest.MonkeyPatch, fresh_log: None, error: Exception, text: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    method = dispatch.find("process/read")
+    assert method is not None
+    monkeypatch.setitem(dispatch._methods, "process/read", structs.replace(method, run=fail))
+    assert asyncio.run(pipelined([("process/read", process("p"))], 1))[0] == f"process/read: {text}"
+
+
+def test_writes_that_wait_for_room_when_the_process_is_terminated_are_refused(peer: Peer) -> None:
+    process_id = peer.start("sleep", sleep_forever(), pipeStdin=True)
+    chunk = b64(bytes(70_000))
+    writes = [
+        peer.request("process/write", process(process_id, chunk=chunk, writeId=str(n))) for n in range(200)
+    ]
+    again = peer.request("process/write", process(process_id, chunk=chunk, writeId="199"))
+    assert peer.terminate(process_id)["running"]
+    answers = [peer.answer(request) for request in [*writes, again]]
+    accepted = [answer["result"] for answer in answers if "result" in answer]
+    refused = [
+        (answer["error"]["code"], answer["error"]["message"]) for answer in answers if "error" in answer
+    ]
+    # What the queue and the pipe take: 128 chunks and a little.
+    assert accepted == [{"status": "accepted"}] * len(accepted)
+    assert 128 <= len(accepted) <= 150
+    assert refused == [(-32603, "failed to write to process stdin")] * (201 - len(accepted))
+    late = peer.answer(peer.request("process/write", process(process_id, chunk="", writeId="0")))
+    assert late["result"] == {"status": "accepted"}, "that one was"
 
 
 def test_a_flood_of_waiting_requests_is_not_read_without_end(

@@ -55,6 +55,23 @@ def test_a_family_costs_nothing_before_it_is_called() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
 
 
+def test_everything_can_be_loaded_ahead_without_what_it_only_needs_at_work() -> None:
+    code = (
+        "import sys\n"
+        "from exec_server.server import dispatch\n"
+        "rounds = 0\n"
+        "while dispatch.load_next():\n"
+        "    rounds += 1\n"
+        "assert rounds == len(set(dispatch._FAMILIES.values())), rounds\n"
+        "before = len(sys.modules)\n"
+        "for name in ('process/start', 'fs/readFile', 'http/request', 'command/exec', 'capabilityRoots/x'):\n"
+        "    dispatch.find(name)\n"
+        "assert len(sys.modules) == before\n"
+        "assert 'aiohttp' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+
+
 def test_a_family_that_could_not_be_imported_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its calls fail with the reason, every time, and work once it is gone."""
     monkeypatch.setattr(dispatch, "_loaded", set())

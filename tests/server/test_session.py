@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exec_server.limits import Limits
+from exec_server.local.process import tree
 from exec_server.local.process.machine import ProcessMachine
 from exec_server.server.metrics import Metrics
 from exec_server.server.session import TRANSITIONS, Session, SessionRegistry, SessionState
 from exec_server.wire.errors import RpcError
 from support.frames import CLOSE, TEXT, RawSocket, frame
+from support.local import Ear, spec
 from support.machine import gone, running, sleep_forever
 from support.rpc import StdioPeer, WebSocketPeer, unb64
 from support.server import RunningServer
@@ -147,6 +149,69 @@ def test_resuming_stops_the_clock() -> None:
         return wait(registry)
 
     in_a_loop(work, detach_ttl=0.05)
+
+
+def test_there_are_so_many_sessions_and_empty_ones_make_room() -> None:
+    def work(machine: ProcessMachine) -> None:
+        registry = SessionRegistry(machine, Metrics())
+        connection: Any = object()
+        sessions = [registry.create(connection) for _ in range(3)]
+        with pytest.raises(RpcError, match=r"session limit reached \(3\)"):
+            registry.create(connection)
+        sessions[0].processes.start("p", spec("true"), Ear())
+        for session in sessions:
+            registry.leave(session, resumable=True)
+        fresh = registry.create(connection)
+        assert registry.all() == [sessions[0], sessions[2], fresh], "the oldest that never started anything"
+        assert registry.resume(sessions[2].id, connection) is sessions[2], "the others can be resumed"
+        with pytest.raises(RpcError, match="session limit reached"):
+            registry.create(connection)
+
+    in_a_loop(work, max_sessions=3)
+
+
+def test_sessions_that_start_nothing_take_no_tags_and_end_at_once() -> None:
+    def work(machine: ProcessMachine) -> None:
+        registry = SessionRegistry(machine, Metrics())
+        connection: Any = object()
+        for _ in range(20_000):
+            registry.create(connection)
+        ended: list[bool] = []
+        registry.end_all(lambda: ended.append(True))
+        assert ended == [True]
+        assert registry.all() == []
+
+    in_a_loop(work, max_sessions=20_000)
+
+
+def test_one_look_is_enough_for_the_processes_of_all_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = sleep_forever()
+    looks: list[int] = []
+    kill_tagged = tree.kill_tagged
+    monkeypatch.setattr(
+        tree, "kill_tagged", lambda matches, *more: (looks.append(1), kill_tagged(matches, *more))[1]
+    )
+
+    async def end(registry: SessionRegistry) -> None:
+        await asyncio.gather(*(wait_for(session) for session in registry.all()))
+        ended = asyncio.Event()
+        registry.end_all(ended.set)
+        await asyncio.wait_for(ended.wait(), 20)
+        gone(marker)
+        assert len(looks) == 1
+
+    async def wait_for(session: Session) -> None:
+        for process in session.processes:
+            await process.started
+
+    def work(machine: ProcessMachine) -> Any:
+        registry = SessionRegistry(machine, Metrics())
+        connection: Any = object()
+        for _ in range(5):
+            registry.create(connection).processes.start("p", spec("sleep", marker), Ear())
+        return end(registry)
+
+    in_a_loop(work)
 
 
 # Through the server ------------------------------------------------------------------------------

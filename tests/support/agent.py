@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,21 @@ class Played:
         return str(self.events[0]["thread_id"])
 
 
+class _Counting(io.BytesIO):
+    """A stream that says how many lines it has, whenever it gets another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = 0
+        self.notify: Callable[[int], None] = lambda _: None
+
+    def write(self, line: Any) -> int:
+        written = super().write(line)
+        self.lines += 1
+        self.notify(self.lines)
+        return written
+
+
 async def played(
     model: ModelServer,
     folder: Path,
@@ -72,6 +88,7 @@ async def played(
     servers: Sequence[McpServer] = (),
     manage: Callable[[EnvironmentManager], None] | None = None,
     during: During | None = None,
+    on_event: Callable[[Runner, int], None] | None = None,
     ask: Any = None,
     model_settings: dict[str, Any] | None = None,
     ext: bool = False,
@@ -98,7 +115,7 @@ async def played(
         "api_key": "k",
         **(model_settings or {}),
     }
-    file = io.BytesIO()
+    file = _Counting()
     threads = Threads(str(home))
     async with (
         EnvironmentManager(configuration, local=lambda: here) as manager,
@@ -117,6 +134,8 @@ async def played(
                 servers=started,
                 ask=ask,
             )
+            if on_event is not None:
+                file.notify = partial(on_event, runner)
             try:
                 runner.start()
                 meanwhile = asyncio.ensure_future(during(runner, manager)) if during is not None else None

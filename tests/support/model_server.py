@@ -165,7 +165,7 @@ class ModelServer:
 def _events(play: Say | Cut) -> Iterator[Json]:
     yield {"type": "response.created", "response": {"id": "resp_1"}}
     for index, item in enumerate(play.items):
-        if item["type"] == "web_search_call":
+        if item.get("type") == "web_search_call" and "id" in item:
             added = {"type": "web_search_call", "id": item["id"], "status": "in_progress"}
             yield {"type": "response.output_item.added", "output_index": index, "item": added}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}

@@ -209,6 +209,25 @@ def test_what_a_head_says() -> None:
     assert not head.has_word("missing", "x")
 
 
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("/readyz", "/readyz"),
+        ("http://host/readyz", "/readyz"),
+        ("HTTPS://host:1/readyz?x", "/readyz"),
+        ("http://host", "/"),
+        ("http://host?x", "/"),
+        ("http:///readyz", "http:///readyz"),
+        ("/http://host/readyz", "/http://host/readyz"),
+        ("*", "*"),
+    ],
+)
+def test_the_address_may_be_a_whole_one(target: str, path: str) -> None:
+    head = _parse_head(f"GET {target} HTTP/1.1".encode())
+    assert head is not None
+    assert head.path == path
+
+
 @given(st.binary(max_size=200) | st.builds(lambda tail: b"GET / HTTP/1.1\r\n" + tail, st.binary(max_size=80)))
 def test_any_bytes_are_a_head_or_not(raw: bytes) -> None:
     head = _parse_head(raw)

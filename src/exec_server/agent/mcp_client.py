@@ -26,6 +26,9 @@ __all__ = ["McpOutcome", "McpServer", "McpServers", "RequiredServerDown"]
 STARTUP_SECONDS: Final = 30.0
 TOOL_SECONDS: Final = 120.0
 
+STOP_SECONDS: Final = 5.0
+"""How long a server gets to end by itself, and how long to be ended."""
+
 MAX_NAME: Final = 64
 """Longest name of a tool that models take."""
 
@@ -195,10 +198,12 @@ class _Running:
         self._stopping.set()
         if self._task is None:
             return
-        done, _ = await asyncio.wait([self._task], timeout=5)
+        if self._client is None:
+            self._task.cancel()  # it has not come to where it listens for the end
+        done, _ = await asyncio.wait([self._task], timeout=STOP_SECONDS)
         if not done:
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=5)
+            await asyncio.wait([self._task], timeout=STOP_SECONDS)
 
     async def call(self, tool: str, arguments: Any) -> McpOutcome:
         where = f"tool call error: tool call failed for `{self.server.name}/{tool}`\n\nCaused by:\n    "

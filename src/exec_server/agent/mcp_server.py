@@ -25,7 +25,7 @@ from .confinement import Confinement, Mode
 from .exec import ExecCommand, ToolError, WriteStdin, arguments
 from .file_tools import FileTools
 from .patch import PatchError
-from .patching import PatchFailed, apply, prepare, report
+from .patching import APPLY_PATCH, PatchFailed, apply, prepare, report
 from .screen import ScreenUnavailable
 from .unified import Settings, UnifiedExec
 from .unified_text import Policy, ToolOutput
@@ -61,23 +61,6 @@ SCREEN: Final[dict[str, Any]] = {
             "session_id": {"type": "integer", "description": "The session id that exec_command returned."}
         },
         "required": ["session_id"],
-        "additionalProperties": False,
-    },
-}
-
-APPLY_PATCH: Final[dict[str, Any]] = {
-    "type": "function",
-    "name": "apply_patch",
-    "description": (
-        "Edit files by a patch, whole or not at all. It begins with `*** Begin Patch` and ends with"
-        " `*** End Patch`; between them `*** Add File: PATH` with `+` lines, `*** Delete File: PATH`, and"
-        " `*** Update File: PATH` (and `*** Move to: PATH`) with chunks: `@@` and lines that begin with a"
-        " space (kept), `-` or `+`."
-    ),
-    "parameters": {
-        "type": "object",
-        "properties": {"input": {"type": "string", "description": "The patch."}},
-        "required": ["input"],
         "additionalProperties": False,
     },
 }

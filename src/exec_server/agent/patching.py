@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -27,10 +27,28 @@ from ..wire.uri import ForeignPath, native_path
 from ..wire.uri import parse as parse_uri
 from .patch import AddFile, Change, PatchError, Plan, UpdateFile, check_targets, parse, plan
 
-__all__ = ["PatchFailed", "TypedPatch", "apply", "edits", "prepare", "report", "typed_patch"]
+__all__ = ["APPLY_PATCH", "PatchFailed", "TypedPatch", "apply", "edits", "prepare", "report", "typed_patch"]
 
 MAX_PATCH_BYTES: Final = 16 * 1024 * 1024
 """Longest patch that is read at all. Whatever a model means by a longer one, it is not an edit."""
+
+APPLY_PATCH: Final[dict[str, Any]] = {
+    "type": "function",
+    "name": "apply_patch",
+    "description": (
+        "Edit files by a patch, whole or not at all. It begins with `*** Begin Patch` and ends with"
+        " `*** End Patch`; between them `*** Add File: PATH` with `+` lines, `*** Delete File: PATH`, and"
+        " `*** Update File: PATH` (and `*** Move to: PATH`) with chunks: `@@` and lines that begin with a"
+        " space (kept), `-` or `+`."
+    ),
+    "parameters": {
+        "type": "object",
+        "properties": {"input": {"type": "string", "description": "The patch."}},
+        "required": ["input"],
+        "additionalProperties": False,
+    },
+}
+"""The tool as a model is told of it."""
 
 VERIFICATION: Final = "apply_patch verification failed: "
 

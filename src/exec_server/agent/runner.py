@@ -108,7 +108,8 @@ class Runner:
         self._call_ids = {str(item.get("call_id")) for item in conversation(thread.history())}
         self._toolbox = self._new_toolbox()
         self._turn: asyncio.Task[None] | None = None
-        self._cause = "interrupted"
+        self._cause: str | None = None
+        """Why the turn is to end before its time."""
         self._answer: str | None = None
         self._searches = Searches(writer)
 
@@ -124,6 +125,8 @@ class Runner:
         self._answer = None
         self._writer.turn_started()
         self._turn = asyncio.create_task(self._steps(prompt, turn_id))
+        if self._cause is not None:
+            self._turn.cancel()  # it was interrupted before it began
         error: str | None = None
         shown = False
         try:
@@ -133,7 +136,7 @@ class Runner:
         except asyncio.CancelledError:
             self._turn.cancel()
             await asyncio.wait([self._turn])
-            error, shown = self._cause, True
+            error, shown = self._cause or "interrupted", True
         except (ExecServerError, OSError) as failure:
             error = str(failure)
         except Exception as failure:
@@ -141,6 +144,7 @@ class Runner:
             error = f"internal error: {failure!r}"
         finally:
             self._turn = None
+            self._cause = None
         await self._toolbox.unified.close()
         self._toolbox = self._new_toolbox()
         return self._end(turn_id, error, told=shown)
@@ -165,9 +169,9 @@ class Runner:
         return Outcome(None, error)
 
     def interrupt(self, cause: str = "interrupted") -> None:
-        """End the turn that is under way, if there is one; its outcome says why."""
+        """End the turn that is under way, or the one that is about to begin; its outcome says why."""
+        self._cause = cause
         if self._turn is not None:
-            self._cause = cause
             self._turn.cancel()
 
     async def close(self) -> None:

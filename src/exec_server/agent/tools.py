@@ -34,9 +34,8 @@ from .exec import (
     arguments,
     directory,
 )
-from .mcp_server import APPLY_PATCH
 from .patch import PatchError
-from .patching import PatchFailed, TypedPatch, apply, edits, prepare, report, typed_patch
+from .patching import APPLY_PATCH, PatchFailed, TypedPatch, apply, edits, prepare, report, typed_patch
 from .unified import SandboxDenied, UnifiedExec
 from .unified_events import ExecCommandBegin, ExecCommandEnd, ExecEvent, as_item
 from .unified_text import DEFAULT_MODEL_POLICY, truncate

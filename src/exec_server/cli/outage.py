@@ -23,7 +23,7 @@ __all__ = ["outages_told"]
 def outages_told(session: Session) -> Iterator[None]:
     """Tell whoever looks at a terminal why nothing moves. Nothing is told in a pipe, and nothing of what is
     over before anybody could have noticed: it would only disturb what the command paints."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     outage = _Outage()

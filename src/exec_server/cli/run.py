@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -168,6 +168,7 @@ async def run_on(
     from .attend import attend, terminal_size
     from .outage import outages_told
 
+    _be_quiet_about_what_is_cancelled()
     async with machine as client:
         if not command:
             command = (client.info.shell.path if client.info.shell else "/bin/sh", "-l")
@@ -198,6 +199,17 @@ async def run_on(
         async with process:
             with outages_told(client):
                 return await attend(client, process, tty, forward, timeout)
+
+
+def _be_quiet_about_what_is_cancelled() -> None:
+    """Ctrl-C may hit a connection just as it is made, of which asyncio 3.11 complains with a traceback."""
+    loop, ourselves = asyncio.get_running_loop(), asyncio.current_task()
+
+    def complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if ourselves is None or not ourselves.cancelling():
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(complain)
 
 
 def _is_text(text: str) -> bool:

@@ -28,6 +28,8 @@ Commands (each with --help):
   token    make capability tokens and signed bearer tokens
   doctor   say which sandbox this machine has, and how to get a better one
   render   show the event stream of a run: codex exec --json ... | exec-server render
+  exec     let a model work on this machine or another one, and tell what it does
+  mcp      offer this machine or another one to any MCP client
   rendezvous  run a registry and router through which machines behind a NAT are reached; make its keys
   relay    show and rotate the key under which this machine is known to a rendezvous
   forward  offer another server through a rendezvous (exec-server forward --help)
@@ -58,9 +60,11 @@ Who may connect:
 
 Limits:
   --concurrent-requests N      requests of one connection that may wait at once (default 1024)
-  --detach-ttl SECONDS         how long a session without a connection is kept (default 30)
-  --retention SECONDS          how long a process that has ended can still be read (default 30)
-  --retain-output BYTES        newest output kept per process (default 1048576)
+  --detach-ttl SECONDS         how long a session without a connection is kept (default 30);
+                               0: it ends with its connection, and with it its processes
+  --retention SECONDS          how long a process that has ended can still be read (default 30);
+                               0: it is forgotten at once
+  --retain-output BYTES        newest output kept per process, at least 1 (default 1048576)
   --max-processes N            processes of one session at once (default no limit)
   --shutdown-grace SECONDS     between SIGTERM and SIGKILL at the end (default 0)
   --no-direct, --no-prepared   refuse starts of that kind

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
+from ..limits import MAX_OUTPUT_CHUNK_BYTES
 from ..services import (
     Closed,
     Collected,

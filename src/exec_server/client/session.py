@@ -442,8 +442,7 @@ class Session:
                 async with asyncio.timeout(attempts.left(self._loop.time())):
                     await self._shake_hands(link, self.session_id)
                 # The session is ours again. A slow line may take its time, as long as something comes.
-                async with asyncio.timeout(SILENCE_SECONDS) as self._silence:
-                    await self._catch_up(link)
+                await self._catch_up_while_alive(link)
                 if link.closed:
                     raise ConnectionLost(disconnect_text("while recovering"))
             except asyncio.CancelledError:
@@ -466,10 +465,21 @@ class Session:
                 self._resumed(link)
                 return
 
+    async def _catch_up_while_alive(self, link: Rpc) -> None:
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS) as self._silence:
+                await self._catch_up(link)
+        except TimeoutError:
+            raise TimeoutError(
+                f"the connection has the session again, and brought nothing for {SILENCE_SECONDS:g}s"
+            ) from None
+        finally:
+            self._silence = None
+
     def _progress(self) -> None:
         """Some of what was missed has come."""
         self._progressed = True
-        if self._silence is not None and self._silence.when() is not None and not self._silence.expired():
+        if self._silence is not None and not self._silence.expired():
             self._silence.reschedule(self._loop.time() + SILENCE_SECONDS)
 
     def _budget(self) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+import string
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
@@ -12,7 +14,7 @@ from urllib.parse import urlsplit
 from ..client.client import ConnectOptions, Dialer
 from ..client.errors import ConnectionLost, ExecServerError, ProtocolError
 from ..client.launch import ExecServerLaunchCommand, Launched, launch
-from ..client.recovery import RECOVERY_SECONDS, RENDEZVOUS
+from ..client.recovery import RENDEZVOUS
 from ..limits import Limits
 from ..transport.channel import Channel, Receiver
 from .environment import Environment
@@ -29,6 +31,9 @@ the process group goes: marking whole trees would mark whatever else this proces
 
 WrapDialer = Callable[[Dialer], Dialer]
 """Puts something between us and the server, e.g. the faults of `exec_server.testing`."""
+
+HEADER_NAME = frozenset(string.ascii_letters + string.digits + "!#$%&'*+-.^_`|~")
+"""What the name of a header may be made of (RFC 9110)."""
 
 CONNECT_TIMEOUT = 10.0
 """Seconds for the connection and the upgrade."""
@@ -61,13 +66,14 @@ class Connecting:
 
     async def _open(self) -> Environment:
         settings = dict(self._settings)
+        _check_recovery_timeout(settings["recovery_timeout"])
         timeout = settings.pop("connect_timeout")
-        headers = dict(settings.pop("headers") or {})
+        headers = _checked_headers(settings.pop("headers") or {})
         ssl = settings.pop("ssl")
         dedicated = settings.pop("dedicated_process")
         wrap = settings.pop("wrap_dialer") or (lambda dial: dial)
         if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
+            headers |= _checked_headers({"Authorization": f"Bearer {self._token}"}, "token")
         target = self._target
         if isinstance(target, str) and target.startswith("relay+"):
             settings["backoff"] = RENDEZVOUS
@@ -96,14 +102,15 @@ def connect(
     resume_session_id: str | None = None,
     binary_output: bool = True,
     dedicated_process: bool = False,
-    recovery_timeout: float = RECOVERY_SECONDS,
+    recovery_timeout: float | None = None,
     wrap_dialer: WrapDialer | None = None,
 ) -> Connecting:
     """Connect to a server, or (without a target) to one of our own on this machine.
 
     `token` is sent as a bearer token; `ssl` is an ssl.SSLContext for `wss://`. Leaving the context ends
     every process that was started through it. A connection that is lost is made again for up to
-    `recovery_timeout` seconds, and processes go on where they were (docs/environments.md).
+    `recovery_timeout` seconds, and processes go on where they were (docs/environments.md). By default that
+    is 25 s, or 5 s less than the server says that it keeps a session if that is more; 0 is not at all.
     `dedicated_process` is for programs that start nothing else: then in-process serving takes whole trees
     along, too.
     """
@@ -123,6 +130,30 @@ def connect(
             "wrap_dialer": wrap_dialer,
         },
     )
+
+
+def _check_recovery_timeout(seconds: float | None) -> None:
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise ValueError(f"recovery_timeout is a number of seconds, 0 for not at all, not {seconds!r}")
+
+
+def _checked_headers(headers: Mapping[str, str], what: str = "") -> dict[str, str]:
+    """Headers as they are given, if they can be sent as they are. Values are not shown: some are secret."""
+    for name, value in headers.items():
+        shown = what or f"header {name!r}"
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ValueError(f"the {shown} cannot be sent: names and values of headers are strings")
+        if not name or not name.isascii() or not set(name) <= HEADER_NAME:
+            raise ValueError(f"the {shown} cannot be sent: that is no name for a header")
+        if any(character in "\r\n\0" for character in value):
+            raise ValueError(f"the {shown} cannot be sent: its value has a line break or a NUL in it")
+        try:
+            value.encode("latin-1")
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the {shown} cannot be sent: character {error.start + 1} of its value is not Latin-1"
+            ) from None
+    return dict(headers)
 
 
 def _dialer(url: str, headers: dict[str, str], timeout: float, ssl: Any) -> Dialer:

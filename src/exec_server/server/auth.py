@@ -132,11 +132,8 @@ def _well_spelled(token: str) -> bool:
     import base64
     import json
 
-    header, claims, signature = token.split(".")
     try:
-        raw = [
-            base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)) for part in (header, claims, signature)
-        ]
+        raw = [base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)) for part in token.split(".")]
         if b".".join(base64.urlsafe_b64encode(part).rstrip(b"=") for part in raw) != token.encode():
             return False
         described = json.loads(raw[0], object_pairs_hook=_each_name_once)

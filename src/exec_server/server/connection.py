@@ -197,7 +197,8 @@ class Connection:
     def _run(self, request: Request, method: dispatch.Method, size: int) -> None:
         started = self.server.loop.time()
         try:
-            params: Any = decode_params(request.params, method.params)
+            given = {} if request.params is None and method.without_params else request.params
+            params: Any = decode_params(given, method.params)
             if method.family is not None:
                 self._check_handshake(method.family)
             result = method.run(self, params)

@@ -13,7 +13,7 @@ from ..wire.handshake import InitializeParams
 if TYPE_CHECKING:
     from .connection import Connection
 
-__all__ = ["Method", "find"]
+__all__ = ["Method", "find", "load_next"]
 
 
 class Method(Struct, frozen=True):
@@ -30,6 +30,8 @@ class Method(Struct, frozen=True):
     """Belongs to the first dialect."""
     extension: bool = False
     """A name the reference answers with "not implemented", for clients that have said they know it."""
+    without_params: bool = False
+    """May be asked without params, which means the same as empty ones."""
 
 
 _FAMILIES: Final = {
@@ -57,7 +59,23 @@ def find(name: str) -> Method | None:
     if method is None:
         module = _FAMILIES.get(name.partition("/")[0])
         if module is not None and module not in _loaded:
-            _methods.update(import_module(f".handlers.{module}", __package__).METHODS)
-            _loaded.add(module)
+            _load(module)
             method = _methods.get(name)
     return method
+
+
+def load_next() -> bool:
+    """Import one family ahead of its first call; whether there was one left.
+
+    A call that comes when no more files can be opened finds its family there.
+    """
+    for module in _FAMILIES.values():
+        if module not in _loaded:
+            _load(module)
+            return True
+    return False
+
+
+def _load(module: str) -> None:
+    _methods.update(import_module(f".handlers.{module}", __package__).METHODS)
+    _loaded.add(module)

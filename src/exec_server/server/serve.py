@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -19,6 +19,7 @@ from ..local.process import descriptors
 from ..loop import PollLoop
 from ..transport.address import Listen
 from ..transport.stdio import StdioChannel
+from . import dispatch
 from .server import Server
 
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
     from .auth import Authenticator
 
 __all__ = ["ServeError", "ServeOptions", "serve"]
+
+
+PRELOAD_DELAY: Final = 0.25
+"""Seconds after the start until methods are loaded that nobody has asked for: who started the server to ask
+something asks first."""
+
+PRELOAD_INTERVAL: Final = 0.02
+"""Seconds between two families of methods, for everybody else."""
 
 
 class ServeError(Exception):
@@ -122,6 +131,7 @@ async def _listen(options: ServeOptions) -> None:
             _say(url)
         if options.hello:
             _say_hello(url)
+        loop.call_later(PRELOAD_DELAY, _preload, loop)
         if options.exit_on_stdin_close:
             _stop_at_end_of_stdin(loop, stop)
         await stop.wait()
@@ -137,6 +147,15 @@ async def _listen(options: ServeOptions) -> None:
         if listener is not None:
             listener.close()
         server.close()
+
+
+def _preload(loop: asyncio.AbstractEventLoop) -> None:
+    """Import what the first clients may not have asked for, a little at a time."""
+    try:
+        if dispatch.load_next():
+            loop.call_later(PRELOAD_INTERVAL, _preload, loop)
+    except OSError as error:
+        log.warning("some methods could not be loaded ahead of their first call", reason=error.strerror)
 
 
 def _say(url: str) -> None:

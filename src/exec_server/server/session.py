@@ -91,7 +91,6 @@ class SessionRegistry:
         session.become(SessionState.ATTACHED)
         session.connection = connection
         session.processes.release_requested_output()
-        session.processes.expect_catching_up()
         self._metrics.sessions_detached -= 1
         if session.expiry is not None:
             session.expiry.cancel()

@@ -26,6 +26,7 @@ _UPGRADE_HEAD: Final = (
     b"sec-websocket-version: 13\r\nsec-websocket-key: %b\r\n\r\n"
 )
 
+_AUTHORITY = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
@@ -180,5 +181,11 @@ def _parse_head(raw: bytes) -> Head | None:
         if not colon or not _TOKEN.fullmatch(name) or b"\0" in value or b"\n" in value:
             return None
         headers.append((name.decode().lower(), value.strip(b" \t").decode("latin-1")))
-    path = words[1].decode("latin-1").partition("?")[0]
+    target = words[1].decode("latin-1")
+    authority = _AUTHORITY.match(target)  # proxies are sent the whole address, and a server must take it, too
+    if authority is not None:
+        target = target[authority.end() :]
+    path = target.partition("?")[0]
+    if authority is not None and not path:
+        path = "/"
     return Head(words[0].decode(), path, headers)

@@ -30,7 +30,7 @@ VECTOR_BYTES: Final = 8 * 1024
 """From this size on, copying a message costs more than handing out its parts."""
 
 FRAGMENT_BYTES: Final = MAX_FRAME_BYTES // 2
-"""A message that is too long for one frame goes in pieces of this size, which leaves room for head and tail."""
+"""A message too long for one frame goes in pieces of this size, which leaves room for head and tail."""
 
 _READ_BUFFER_BYTES: Final = 64 * 1024
 _ROOM_FOR_HEADER: Final = bytes(14)

@@ -81,7 +81,7 @@ class Encoded:
 
     __slots__ = ("body", "head", "tail")
 
-    def __init__(self, head: bytes, body: bytes, tail: bytes) -> None:
+    def __init__(self, head: bytes, body: bytes | memoryview, tail: bytes) -> None:
         self.head = head
         self.body = body
         self.tail = tail

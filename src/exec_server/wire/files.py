@@ -469,7 +469,7 @@ def content_result(data: bytes | bytearray | memoryview) -> Encoded:
     return encoded_content(pybase64.b64encode(data))
 
 
-def encoded_content(text: bytes) -> Encoded:
+def encoded_content(text: bytes | memoryview) -> Encoded:
     """`fs/readFile`, from base64."""
     return Encoded(b'{"dataBase64":"', text, b'"}')
 

@@ -142,3 +142,33 @@ def test_a_search_that_never_ends_ends_with_the_answer(
     assert time.monotonic() - begun < 10
     monkeypatch.setattr(module, "MAX_SECONDS", 0.3)
     assert search(os.fsencode(tmp_path), params)["truncated"]
+
+
+def test_one_long_line_does_not_lose_the_others(tmp_path: Path, engine: str) -> None:
+    """Longer than is kept, and read in time that grows with its length and not with its square."""
+    (tmp_path / "a").write_bytes(b"needle one\n")
+    (tmp_path / "b").write_bytes(b"x\n" + "needle é\"".encode() + b"y" * 40_000_000 + b"needle\nneedle two\n")
+    (tmp_path / "c").write_bytes(b"needle \xff" + b"z" * 3_000_000 + b"\n")
+    result = search(os.fsencode(tmp_path), SearchParams(path=tmp_path.as_uri(), pattern="needle"))
+    found = [
+        (match["path"][-1], match["lineNumber"], match["byteOffset"], match.get("lineTruncated", False))
+        for match in result["matches"]
+    ]
+    assert found == [
+        ("a", 1, 0, False),
+        ("b", 2, 2, True),
+        ("b", 3, 40_000_019, False),
+        ("c", 1, 0, True),
+    ]
+    assert result["matches"][1]["line"].startswith('needle é"yyyy')
+    assert result["matches"][3]["line"].startswith("needle \ufffdzzz")
+    assert all(len(match["line"].encode()) <= 4098 for match in result["matches"])
+    assert not result["truncated"]
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, engine: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_text("x\n")
+    with pytest.raises(RpcError, match="neither a file nor a directory"):
+        search(os.fsencode(tmp_path / "fifo"), SearchParams(path="file:///x", pattern="x"))
+    assert found(tmp_path, "x", engine) == [("file", 1)]

@@ -987,6 +987,7 @@ def test_list(new_peer: NewPeer) -> None:
     peer = new_peer()
     peer.initialize(extensions=True)
     assert peer.call("process/list", {}) == {"processes": []}
+    assert peer.call("process/list") == {"processes": []}
     before = time.time() * 1000
     process_id = peer.shell("printf 12345; read line; exit 3", pipeStdin=True)
     peer.saw(process_id, b"12345")

@@ -23,6 +23,7 @@ __all__ = [
     "PIECE_BYTES",
     "Decoded",
     "encode_content",
+    "encoded_bytes",
     "fill",
     "read_at",
 ]
@@ -44,18 +45,30 @@ PIECE_TEXT: Final = PIECE_BYTES // 3 * 4
 
 def encode_content(descriptor: int, start: int, most: int, turn: Turn) -> Encoded:
     """The result of `fs/readFile`: up to `most` bytes from `start` on, read until the file ends."""
-    pieces: list[bytes] = []
     piece = memoryview(bytearray(min(PIECE_BYTES, most)))
-    total = 0
+    text = b""
+    whole: memoryview | None = None
+    total = written = 0
     while total < most:
         turn.check()
         wanted = min(PIECE_BYTES, most - total)
         count = fill(descriptor, piece[:wanted], start + total)
-        pieces.append(pybase64.b64encode(piece[:count]))
+        text = pybase64.b64encode(piece[:count])
+        if whole is None and count == most:
+            return encoded_content(text)
+        if whole is None:
+            whole = memoryview(bytearray(encoded_bytes(most)))
+        whole[written : written + len(text)] = text
+        written += len(text)
         total += count
         if count < wanted:
             break
-    return encoded_content(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+    return encoded_content(text if whole is None else whole[:written])
+
+
+def encoded_bytes(count: int) -> int:
+    """What so many bytes are in base64."""
+    return (count + 2) // 3 * 4
 
 
 def fill(descriptor: int, view: memoryview, offset: int) -> int:

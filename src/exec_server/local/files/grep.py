@@ -12,6 +12,7 @@ import base64
 import json
 import os
 import re
+import stat
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ __all__ = ["main"]
 
 BINARY_LOOK_BYTES = 8192
 """A file with a NUL byte in its beginning is not text."""
+
+MAX_LINE_BYTES = 4096
+"""Of a line that is printed, as in search.py: a file may be one line of any length."""
 
 
 def main(options: dict[str, Any]) -> int:
@@ -82,14 +86,17 @@ def _search(path: bytes, regex: re.Pattern[bytes], before: int, after: int) -> b
     recent: deque[tuple[int, int, bytes]] = deque(maxlen=before)
     owed = 0
     try:
-        with open(path, "rb") as file:
+        # Without waiting: somebody may have put a FIFO there meanwhile.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return False
             if b"\0" in file.read(BINARY_LOOK_BYTES):
                 return False
             file.seek(0)
             offset = 0
             for number, line in enumerate(file, 1):
-                matches = [match.span() for match in regex.finditer(line.rstrip(b"\r\n"))]
-                if matches:
+                matches = _matches(regex, line.rstrip(b"\r\n"))
+                if matches is not None:
                     found = True
                     for earlier in recent:
                         _say("context", path, earlier, [])
@@ -107,11 +114,23 @@ def _search(path: bytes, regex: re.Pattern[bytes], before: int, after: int) -> b
     return found
 
 
+def _matches(regex: re.Pattern[bytes], line: bytes) -> list[tuple[int, int]] | None:
+    """Where it matches in what is shown of a line; None if it does not match at all."""
+    found: list[tuple[int, int]] | None = None
+    for match in regex.finditer(line):
+        found = found or []
+        if match.end() > MAX_LINE_BYTES:
+            break
+        found.append(match.span())
+    return found
+
+
 def _say(kind: str, path: bytes, where: tuple[int, int, bytes], matches: list[tuple[int, int]]) -> None:
     number, offset, line = where
     data = {
         "path": _text(path),
-        "lines": _text(line),
+        "lines": _text(line[:MAX_LINE_BYTES]),
+        "cut": len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES,
         "line_number": number,
         "absolute_offset": offset,
         "submatches": [{"start": start, "end": end} for start, end in matches],

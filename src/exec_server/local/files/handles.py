@@ -19,9 +19,9 @@ from ...wire.binary import FilePart
 from ...wire.envelope import Encoded
 from ...wire.errors import NOT_FOUND, RpcError, invalid_params, invalid_request
 from ...wire.files import BadBase64, OpenMode, OpenResult, block_result, decode_base64
-from .content import LARGE_BYTES, MAX_BLOCK_BYTES, read_at
+from .content import LARGE_BYTES, MAX_BLOCK_BYTES, encoded_bytes, read_at
 from .errors import os_error
-from .lane import ALONE, Turn
+from .lane import ALONE, ANSWERS, Turn
 from .paths import lossy, real_path
 from .read import MAX_OFFSET, open_for_reading
 from .write import PINS, WRITE, write_all_at
@@ -128,6 +128,7 @@ class Handles:
                 raise os_error(errno.EINVAL)
             if length > LARGE_BYTES:
                 turn.leave(handle.path)
+                turn.admit(ANSWERS, encoded_bytes(length))
             data = read_at(handle.descriptor, length, offset)
             eof = len(data) < length
             if binary:

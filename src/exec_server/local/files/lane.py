@@ -31,6 +31,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import Lock
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeVar
@@ -39,7 +40,18 @@ from ...loop import Loop, Pending, Timer
 from .errors import failure
 from .pool import POOL, Pool
 
-__all__ = ["ALONE", "Abandoned", "Gate", "Lane", "Touch", "Turn", "reads", "writes"]
+__all__ = [
+    "ALONE",
+    "ANSWERS",
+    "SEARCHES",
+    "Abandoned",
+    "Gate",
+    "Lane",
+    "Touch",
+    "Turn",
+    "reads",
+    "writes",
+]
 
 T = TypeVar("T")
 
@@ -48,6 +60,13 @@ PATIENCE: Final = 0.02
 
 MAX_ASIDE: Final = 16
 """Threads one connection may occupy beside its lane, a quarter of the pool's."""
+
+
+ANSWERS: Final = "answers"
+"""The gate at which reads ask for the memory of their answers."""
+
+SEARCHES: Final = "searches"
+"""The gate at which searches ask for a process."""
 
 
 class Touch(NamedTuple):
@@ -92,6 +111,10 @@ class Gate:
         self.waiting: deque[_Job] = deque()
 
     def lets_in(self, weight: int) -> bool:
+        """Whether there is room, and nobody came earlier."""
+        return not self.waiting and self.has_room(weight)
+
+    def has_room(self, weight: int) -> bool:
         return not self.used or self.used + weight <= self.most
 
 
@@ -300,9 +323,10 @@ class Lane:
                 if sent is None:
                     self._go_out(job)
                 else:
-                    sent.then(lambda _, job=job: self._go_out(job))  # type: ignore[misc]  # mypy: the default
+                    sent.then(partial(self._go_out, job))
 
-    def _go_out(self, job: _Job) -> None:
+    def _go_out(self, job: _Job, sent: Pending[None] | None = None) -> None:
+        del sent
         with self._lock:
             ready = self._free(job)
         for waiting in ready:
@@ -426,13 +450,10 @@ class Lane:
         if gate is None:
             return ready
         gate.used -= job.weight
-        coming = gate.used
-        while gate.waiting:
-            weight = gate.waiting[0].weight
-            if coming and coming + weight > gate.most:
-                break
-            coming += weight
+        while gate.waiting and gate.has_room(gate.waiting[0].weight):
             waiting = gate.waiting.popleft()
+            waiting.gate = gate
+            gate.used += waiting.weight
             waiting.aside = True
             self._running_aside += 1
             ready.append(waiting)

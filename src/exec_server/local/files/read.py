@@ -10,8 +10,15 @@ from ...wire.binary import FilePart
 from ...wire.envelope import Encoded
 from ...wire.errors import RpcError, invalid_request
 from ...wire.files import content_result, ranged_result
-from .content import LARGE_BYTES, MAX_BLOCK_BYTES, MAX_READ_BYTES, encode_content, read_at
-from .lane import ALONE, Turn
+from .content import (
+    LARGE_BYTES,
+    MAX_BLOCK_BYTES,
+    MAX_READ_BYTES,
+    encode_content,
+    encoded_bytes,
+    read_at,
+)
+from .lane import ALONE, ANSWERS, Turn
 from .paths import lossy, parent_without_links, real_path
 
 __all__ = ["MAX_OFFSET", "READ", "as_it_is", "open_for_reading", "read_file", "read_range"]
@@ -35,6 +42,7 @@ def read_file(path: bytes, follow: bool, turn: Turn = ALONE) -> Encoded:
             if len(data) == size:
                 return content_result(data)
         turn.leave(real_path(descriptor))
+        turn.admit(ANSWERS, encoded_bytes(size))
         result = encode_content(descriptor, 0, size, turn)
         if os.pread(descriptor, 1, size):
             # It grows, or is one of those that do not say how large they are.
@@ -57,6 +65,7 @@ def read_range(
             raise _too_large()
         if most >= LARGE_BYTES:
             turn.leave(real_path(descriptor))
+            turn.admit(ANSWERS, encoded_bytes(min(most, max(size - offset, 0))))
         bare = as_it_is(length, binary)
         if offset > MAX_OFFSET:
             return FilePart(b"", True, size) if bare else ranged_result(content_result(b""), True)

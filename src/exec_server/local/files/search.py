@@ -9,19 +9,24 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import select
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from shutil import which
 from time import monotonic
 from typing import Any, Final
 
+from msgspec import DecodeError
 from msgspec.json import decode
 
 from ...wire.errors import internal_error, invalid_request
 from ...wire.files import SearchParams
-from .lane import ALONE, Turn
-from .paths import to_uri
+from ..process.tree import tagged
+from .lane import ALONE, SEARCHES, Turn
+from .paths import lossy, to_uri
 
 __all__ = ["search"]
 
@@ -56,30 +61,41 @@ run_module({package!r} + ".local.files.grep", run_name="__main__")
 
 _LOOK_SECONDS: Final = 0.2
 _READ_BYTES: Final = 1024 * 1024
-_MAX_BUFFERED: Final = 64 * 1024 * 1024
-"""Of one line of the program's output: a file may be a single line of any length."""
+_MAX_OUTPUT_LINE: Final = 1024 * 1024
+"""A longer line of the program's output is not kept: a file may be a single line of any length."""
+
+_HEAD_BYTES: Final = 64 * 1024
+"""Kept of such a line: the longest path, and as much of the text as an answer has, however escaped."""
+
+_TAIL_BYTES: Final = 128
+"""Kept of what follows the text: two numbers."""
 
 
-def search(path: bytes, params: SearchParams, turn: Turn = ALONE) -> dict[str, Any]:
-    """Matching lines with their place, sorted by path and line."""
+def search(path: bytes, params: SearchParams, turn: Turn = ALONE, tag: int | None = None) -> dict[str, Any]:
+    """Matching lines with their place, sorted by path and line. The program that searches gets the tag."""
     if not 1 <= params.max_results <= MAX_RESULTS:
         raise invalid_request(f"maxResults must be between 1 and {MAX_RESULTS}")
     if max(params.before_context, params.after_context) > MAX_CONTEXT:
         raise invalid_request(f"beforeContext and afterContext must be at most {MAX_CONTEXT}")
-    os.stat(path)  # it must be there
+    found = os.stat(path)  # it must be there
+    if not stat.S_ISDIR(found.st_mode) and not stat.S_ISREG(found.st_mode):
+        raise invalid_request(f"path `{lossy(path)}` is neither a file nor a directory")
     turn.leave(os.path.realpath(path))
+    turn.admit(SEARCHES, 1)
     ripgrep = which("rg")
     command = _ripgrep(ripgrep, path, params) if ripgrep else _ours(path, params)
     # The program gets nothing of what the server was started with but where to find things.
     environment = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=path if os.path.isdir(path) else os.path.dirname(path),
-        env=environment,
-    ) as process:
+    with tagged(tag):
+        process = subprocess.Popen(  # ended below
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=path if stat.S_ISDIR(found.st_mode) else os.path.dirname(path),
+            env=environment,
+        )
+    with process:
         try:
             results = _Results(params.max_results)
             errors = _read(process, results, turn)
@@ -133,7 +149,7 @@ def _read(process: subprocess.Popen[bytes], results: _Results, turn: Turn) -> st
     poll = select.poll()
     poll.register(output, select.POLLIN)
     poll.register(errors, select.POLLIN)
-    buffered, complaint, open_pipes = b"", b"", 2
+    lines, complaint, open_pipes = _Lines(), b"", 2
     deadline = monotonic() + MAX_SECONDS
     while open_pipes and not results.truncated:
         turn.check()
@@ -147,14 +163,100 @@ def _read(process: subprocess.Popen[bytes], results: _Results, turn: Turn) -> st
             elif descriptor == errors:
                 complaint = (complaint + data)[-MAX_LINE_BYTES:]
             else:
-                *lines, buffered = (buffered + data).split(b"\n")
-                for line in lines:
-                    results.take(line)
-                if len(buffered) > _MAX_BUFFERED:
-                    raise internal_error("fs/search found a line that is too long to read")
+                for message in lines.feed(data):
+                    results.take(message)
     if not results.truncated:
         process.wait()
     return complaint.decode("utf-8", "replace").strip()
+
+
+class _Lines:
+    """What the program prints, line by line, each a message. Of long lines only both ends are kept."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._long: _LongLine | None = None
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any] | None]:
+        """The messages that are complete now; None for one that could not be read."""
+        *ended, rest = data.split(b"\n")
+        for line in ended:
+            self._add(line)
+            yield decode(b"".join(self._parts)) if self._long is None else self._long.message()
+            self._parts, self._size, self._long = [], 0, None
+        self._add(rest)
+
+    def _add(self, data: bytes) -> None:
+        if self._long is not None:
+            self._long.feed(data)
+            return
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > _MAX_OUTPUT_LINE:
+            self._long = _LongLine()
+            for part in self._parts:
+                self._long.feed(part)
+            self._parts = []
+
+
+class _LongLine:
+    """A message of ripgrep's whose text is too long: where it is about, and how the text begins.
+
+    The text comes in the middle. No quote in it is bare, so what follows it cannot be mistaken.
+    """
+
+    _AFTER: Final = b'"},"line_number":'
+    _BEGIN: Final = re.compile(
+        rb'\{"type":"(match|context)","data":\{"path":(\{"(?:text|bytes)":"(?:[^"\\]|\\.)*"\}),'
+        rb'"lines":\{"(text|bytes)":"'
+    )
+    _END: Final = re.compile(rb'"\},"line_number":(\d+),"absolute_offset":(\d+),')
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._seen = b""
+        self._tail = b""
+
+    def feed(self, data: bytes) -> None:
+        if len(self._head) < _HEAD_BYTES:
+            self._head += data[: _HEAD_BYTES - len(self._head)]
+        if self._tail:
+            self._tail += data[: _TAIL_BYTES - len(self._tail)]
+            return
+        window = self._seen + data
+        at = window.find(self._AFTER)
+        if at >= 0:
+            self._tail = window[at : at + _TAIL_BYTES]
+        self._seen = window[1 - len(self._AFTER) :]
+
+    def message(self) -> dict[str, Any] | None:
+        begin, end = self._BEGIN.match(self._head), self._END.match(self._tail)
+        if begin is None or end is None:
+            return None
+        kind, path, form = begin.groups()
+        rest = self._head[begin.end() :].partition(b'"}')[0]
+        text = _beginning_of_text(rest) if form == b"text" else base64.b64decode(rest[: len(rest) // 4 * 4])
+        data = {
+            "path": decode(path),
+            "lines": {"bytes": base64.b64encode(text).decode()},
+            "line_number": int(end[1]),
+            "absolute_offset": int(end[2]),
+            "submatches": [],
+            "cut": True,
+        }
+        return {"type": kind.decode(), "data": data}
+
+
+def _beginning_of_text(escaped: bytes) -> bytes:
+    """The inside of a JSON string that was cut anywhere, even within a character or an escape."""
+    for cut in range(13):
+        try:
+            text: str = decode(b'"%b"' % escaped[: len(escaped) - cut])
+        except DecodeError:
+            continue
+        return text.encode()
+    return b""
 
 
 class _Results:
@@ -163,12 +265,15 @@ class _Results:
     def __init__(self, most: int) -> None:
         self.matches: list[dict[str, Any]] = []
         self.truncated = False
+        self._incomplete = False
         self._most = most
         self._context: list[tuple[bytes, int, str]] = []
 
-    def take(self, line: bytes) -> None:
-        """One line of what the program printed."""
-        message = decode(line)
+    def take(self, message: dict[str, Any] | None) -> None:
+        """What one line of the program's output says."""
+        if message is None:
+            self._incomplete = True
+            return
         if message["type"] not in ("match", "context") or self.truncated:
             return
         data = message["data"]
@@ -191,7 +296,7 @@ class _Results:
                 if part["end"] <= MAX_LINE_BYTES
             ],
         }
-        if len(text) > MAX_LINE_BYTES:
+        if len(text) > MAX_LINE_BYTES or data.get("cut"):
             match["lineTruncated"] = True
         self.matches.append(match)
 
@@ -203,7 +308,12 @@ class _Results:
             {"path": to_uri(path), "lineNumber": number, "line": line}
             for path, number, line in sorted(self._context)
         ]
-        return {"matches": self.matches, "context": context, "truncated": self.truncated, "engine": engine}
+        return {
+            "matches": self.matches,
+            "context": context,
+            "truncated": self.truncated or self._incomplete,
+            "engine": engine,
+        }
 
 
 def _bytes(value: dict[str, str]) -> bytes:

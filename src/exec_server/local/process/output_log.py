@@ -100,12 +100,6 @@ class OutputLog:
             and (self._size > most or len(chunks) > self._max_chunks * (UNACKNOWLEDGED_CHUNKS - 1))
         )
 
-    @property
-    def caught_up(self) -> bool:
-        """Whether whoever receives it has most of it."""
-        chunks = self._chunks
-        return not chunks or chunks[0].seq <= self.acknowledged or self._size <= self._max_unacknowledged // 2
-
     def append(self, stream: StreamName, data: bytes) -> int:
         """Keep a chunk and give it its number."""
         seq = self.next_seq

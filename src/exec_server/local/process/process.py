@@ -60,7 +60,11 @@ INSIDE_DELAY: Final = 0.002
 """Seconds between looks for a command whose sandbox is still being put together."""
 
 UNACKNOWLEDGED: Final = "unacknowledged"
-"""Output is held because what is kept for a client that is away is full."""
+"""Output is held because what is kept for a client that has not received it is full."""
+
+SILENCE_SECONDS: Final = 120.0
+"""How long a process waits for a client that is there and acknowledges nothing: it may have forgotten the
+process. Clients acknowledge every few MiB, which a slow line needs some time for."""
 
 UNKNOWN_EXIT: Final = -1
 """The exit code when the kernel could not be asked for the real one."""
@@ -215,6 +219,8 @@ class ManagedProcess:
         self._pidfd: int | None = None
         self._holds: set[str] = set()
         self._guarded = False
+        self._receiver_is_there = True
+        self._silence: Timer | None = None
         self._killing: Pending[int] | None = None
         self._exit_noticed = False
         self._force_timer: Timer | None = None
@@ -295,34 +301,38 @@ class ManagedProcess:
         self._holds.discard(reason)
         self._read_streams()
 
-    @property
-    def guarded(self) -> bool:
-        """Whether it waits rather than lose output that was not acknowledged."""
-        return self._guarded
-
-    def guard_output(self) -> None:
-        """Whoever receives its output is away but comes back: rather wait than lose any."""
+    def guard_output(self, *, attached: bool) -> None:
+        """Rather wait than lose output that was not acknowledged, while its receiver is away or slow."""
         self._guarded = True
-        if self.log.full:
-            self.hold_output(UNACKNOWLEDGED)
+        self._receiver_is_there = attached
+        self._wait_for_acknowledgement()
 
     def unguard_output(self) -> None:
-        """There is nobody to wait for, or nothing left to wait for."""
+        """There is nobody to wait for."""
         self._guarded = False
-        self.release_output(UNACKNOWLEDGED)
+        self._wait_for_acknowledgement()
 
     def output_acknowledged(self) -> None:
         """Some of it was received."""
-        if self._guarded and self.log.caught_up:
-            self.unguard_output()
-        elif self._guarded and not self.log.full:
+        if UNACKNOWLEDGED in self._holds:
+            self._wait_for_acknowledgement()
+
+    def _wait_for_acknowledgement(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+        if not self._guarded or not self.log.full:
             self.release_output(UNACKNOWLEDGED)
+            return
+        self.hold_output(UNACKNOWLEDGED)
+        if self._receiver_is_there:
+            self._silence = self._loop.call_later(SILENCE_SECONDS, self.unguard_output)
 
     def take_output(self, stream: StreamName, data: bytes) -> None:
         """Number a chunk, keep it, tell."""
         seq = self.log.append(stream, data)
-        if self._guarded and self.log.full:
-            self.hold_output(UNACKNOWLEDGED)
+        if self._guarded and self.log.full and UNACKNOWLEDGED not in self._holds:
+            self._wait_for_acknowledgement()
         self._listener.process_output(self, seq, stream, data)
         if self._waiters:
             self._wake_waiters()
@@ -421,6 +431,8 @@ class ManagedProcess:
 
     def abandon(self) -> None:
         """The owner is gone: let go of every descriptor without a word. The tree is killed elsewhere."""
+        if self._silence is not None:
+            self._silence.cancel()
         for stream in list(self._streams):
             self._close_stream(stream)
         if self._stdin is not None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ... import log
-from ...loop import Pending, Timer, resolved
+from ...loop import Pending, resolved
 from ...wire.errors import invalid_request
 from . import descriptors
 from .machine import ProcessMachine
@@ -37,7 +37,6 @@ class ProcessTable:
         self._closed = False
         self._holding = False
         self._acknowledging = False
-        self._silence: Timer | None = None
         self._retained: deque[tuple[float, ManagedProcess]] = deque()
         self._retained_bytes = 0
         self._forgetting = False
@@ -77,6 +76,7 @@ class ProcessTable:
             process.hold_output(BACK_PRESSURE)
         if self._acknowledging:
             process.log.acknowledged = 0
+            process.guard_output(attached=True)
         if machine.tag_trees:
             machine.guard.start()
         self._processes[process_id] = process
@@ -136,9 +136,12 @@ class ProcessTable:
     def expect_acknowledgements(self, expected: bool) -> None:
         """Whether whoever listens now says what it has received, so that what it has not is kept longer."""
         self._acknowledging = expected
-        if not expected:
-            for process in self._processes.values():
+        for process in list(self._processes.values()):
+            if expected:
+                process.guard_output(attached=True)
+            else:
                 self.acknowledge(process, EVERYTHING)
+                process.unguard_output()
 
     def acknowledge(self, process: ManagedProcess, seq: int) -> None:
         """Output up to this number has been received. What is kept of a closed process stays as it is."""
@@ -148,26 +151,9 @@ class ProcessTable:
 
     def guard_output(self) -> None:
         """Nobody listens for now. If who did acknowledges, processes rather wait than lose what is not."""
-        if self._silence is not None:
-            self._silence.cancel()
-            self._silence = None
         if self._acknowledging:
-            for process in self._processes.values():
-                process.guard_output()
-
-    def expect_catching_up(self) -> None:
-        """Somebody listens again. What is not acknowledged at all in this time is not waited for longer."""
-        seen = {process: process.log.acknowledged for process in self._processes.values() if process.guarded}
-        if seen:
-            delay = self._machine.limits.detach_ttl
-            self._silence = self._machine.loop.call_later(delay, self._unguard_silent, seen)
-
-    def _unguard_silent(self, seen: dict[ManagedProcess, int]) -> None:
-        for process, acknowledged in seen.items():
-            if process.guarded and process.log.acknowledged == acknowledged:
-                process.unguard_output()
-        self._silence = None
-        self.expect_catching_up()
+            for process in list(self._processes.values()):
+                process.guard_output(attached=False)
 
     def release_requested_output(self) -> None:
         """Whoever asked for a process to wait has gone; who comes next may ask again."""

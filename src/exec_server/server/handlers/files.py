@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
 from ...local.files.access import confinement
@@ -13,7 +13,7 @@ from ...local.files.directory import create_directory, read_directory, read_dire
 from ...local.files.errors import failure
 from ...local.files.glob import glob
 from ...local.files.handles import handle_path, open_part
-from ...local.files.lane import Lane, Touch, reads, writes
+from ...local.files.lane import ANSWERS, SEARCHES, Gate, Lane, Touch, Turn, reads, writes
 from ...local.files.metadata import canonicalize, get_metadata
 from ...local.files.missing import MAX_MISSING, MissingWatch, watch_missing
 from ...local.files.move import move
@@ -24,6 +24,7 @@ from ...local.files.replacement import ReplacingHandles
 from ...local.files.walk import walk
 from ...local.files.watch import FileWatch
 from ...local.files.write import decode_content, write_file
+from ...local.process.tree import SessionTags
 from ...loop import Loop, Pending, after
 from ...wire import files as wire
 from ...wire.envelope import encode_notification
@@ -38,6 +39,9 @@ P = TypeVar("P")
 
 FAMILY: Final = "filesystem"
 
+SEARCHES_AT_ONCE: Final = 4
+"""Of one connection. More would only share the same processors, and take the threads of other calls."""
+
 MAX_WATCHES: Final = 512
 """Of one connection, set with `fs/watch`."""
 
@@ -49,10 +53,25 @@ class _Files:
         self.handles = ReplacingHandles()
         self.missing = _MissingWatcher(connection)
         self.watches: dict[str, FileWatch] = {}
-        self.lane = Lane(connection.server.loop, where=self.handles.where)
+        gates = {
+            ANSWERS: Gate(connection.server.limits.outgoing_limit, connection.room),
+            SEARCHES: Gate(SEARCHES_AT_ONCE),
+        }
+        self.lane = Lane(connection.server.loop, where=self.handles.where, gates=gates)
+        self._connection = connection
+
+    @cached_property
+    def search_tags(self) -> SessionTags | None:
+        """Marks for the programs that search, which die with the server however it dies."""
+        machine = self._connection.server.machine
+        machine.guard.start()
+        return machine.tags.open_session() if machine.tag_trees else None
 
     def close(self) -> None:
         self.lane.close()
+        tags = self.__dict__.get("search_tags")
+        if tags is not None:
+            tags.release()
         self.handles.end()
         self.missing.end()
         for watch in self.watches.values():
@@ -367,7 +386,13 @@ def _do_search(connection: Connection, params: wire.SearchParams) -> Pending[Any
     path = to_native(params.path)
     if confined is not None:
         return _in_sandbox(connection, reads(path), confined, "fs/search", params)
-    return files_of(connection).lane.submit(reads(path), search, path, params)
+    files = files_of(connection)
+    tags = files.search_tags
+
+    def gated(path: bytes, params: wire.SearchParams, turn: Turn) -> dict[str, Any]:
+        return search(path, params, turn, None if tags is None else tags.new())
+
+    return files.lane.submit(reads(path), gated, path, params)
 
 
 def method(

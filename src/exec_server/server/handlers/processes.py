@@ -516,5 +516,5 @@ METHODS: Final = {
     "process/pauseOutput": Method(ProcessParams, pause_output, "exec", control=True),
     "process/resumeOutput": Method(ProcessParams, resume_output, "exec", control=True),
     "process/acknowledgeOutput": Method(AcknowledgeParams, acknowledge_output, "exec", control=True),
-    "process/list": Method(ListParams, list_processes, "exec", extension=True),
+    "process/list": Method(ListParams, list_processes, "exec", extension=True, without_params=True),
 }
