@@ -246,6 +246,58 @@ def test_a_fork_starts_afresh() -> None:
     assert (done.stdout, done.returncode) == (b"child\nparent\n", 0), done.stderr
 
 
+INHERITED = """
+import os, sys
+from exec_server import sync
+target, directory = sys.argv[1:]
+with sync.connect(target) as machine:
+    read, files = machine.files.read, machine.files
+    sleeper = machine.start(["cat"], stdin=True)
+    output = sleeper.output()
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in (
+            lambda: machine.run(["touch", directory + "/touched"]),
+            lambda: machine.start(["touch", directory + "/touched"]),
+            lambda: read(directory + "/parent"),
+            lambda: files.read(directory + "/parent"),
+            lambda: sleeper.write(b"child"),
+            lambda: next(output),
+            lambda: machine.state,
+        ):
+            try:
+                use()
+            except Exception as error:
+                refused += "belongs to process %d" % os.getppid() in str(error)
+        machine.close()
+        with open(directory + "/refused", "w") as file:
+            file.write(str(refused))
+        sys.exit(0)  # through the `with` and the end of the program: neither may hang up on the parent
+    for number in range(20):
+        assert read(directory + "/parent") == b"content"
+    assert os.waitpid(child, 0)[1] == 0
+    sleeper.write(b"parent")
+    assert next(output).data == b"parent"
+    print(machine.run(["echo", "parent"]).stdout.decode(), end="")
+"""
+
+
+@pytest.mark.parametrize("kind", ["websocket", "stdio"])
+def test_what_was_made_before_a_fork_is_the_parents(server: RunningServer, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "parent").write_bytes(b"content")
+    target = server.url if kind == "websocket" else f"stdio:{COMMAND} --listen stdio"
+    done = subprocess.run(
+        [sys.executable, "-c", INHERITED, target, str(tmp_path)],
+        capture_output=True,
+        timeout=40,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (b"parent\n", b"", 0)
+    assert (tmp_path / "refused").read_text() == "7"
+    assert not (tmp_path / "touched").exists()
+
+
 def test_errors_are_those_of_the_library(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="failed to connect"):
         sync.connect("ws://127.0.0.1:1")

@@ -461,7 +461,7 @@ class Files(Protocol):
     ) -> Transferred:
         """Bring a file or a tree of this machine there, as `remote`.
 
-        A large file arrives as `REMOTE.part` and gets its name when it is whole; a transfer that broke is
+        A large file arrives as a part beside `remote` and gets its name when it is whole; one that broke is
         taken up where it ended. What arrived is compared unless `verify` is false.
         """
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from exec_server.client.landing import part_name
 from support.server import COMMAND, RunningServer
 
 LIMIT = 40
@@ -167,7 +168,7 @@ def test_a_killed_transfer_is_taken_up(where: list[str], place: Path) -> None:
     assert not part.exists()
 
 
-def on_terminal(*words: str) -> bytes:
+def on_terminal(*words: str, code: int = 0) -> bytes:
     """What a person would see."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -181,7 +182,7 @@ def on_terminal(*words: str) -> bytes:
     except OSError:
         pass  # the terminal's way to say that it is over
     os.close(master)
-    assert process.wait(LIMIT) == 0
+    assert process.wait(LIMIT) == code
     return seen
 
 
@@ -232,3 +233,68 @@ def test_what_cannot_be(words: list[str], message: bytes) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(message)
     assert b"Traceback" not in done.stderr
+
+
+def test_a_bad_path_does_not_stop_the_others(where: list[str], place: Path) -> None:
+    for name in ("a", "b"):
+        (place / name).write_text(name)
+    done = fs(where, "cat", place / "a", place / "none", place / "b")
+    assert (done.returncode, done.stdout) == (1, b"ab")
+    assert done.stderr == f"Error: {place}/none: No such file or directory (os error 2)\n".encode()
+    done = fs(where, "ls", place / "none", place / "b")
+    assert (done.returncode, done.stdout.endswith(b"/b\n")) == (1, True)
+    done = fs(where, "rm", place / "none", place / "b")
+    assert (done.returncode, (place / "b").exists()) == (1, False)
+
+
+def test_what_is_never_removed(where: list[str], place: Path) -> None:
+    (place / "deep").mkdir()
+    for path in (
+        f"{place}/deep/.",
+        f"{place}/deep/..",
+        f"{place}/deep/../",
+        "/",
+        "//",
+        ".",
+        "..",
+        "file:///",
+    ):
+        done = fs(where, "rm", "-r", path, cwd=place / "deep")
+        assert (done.returncode, b"refusing to remove" in done.stderr) == (1, True), path
+    assert (place / "deep").is_dir()
+
+
+def test_standard_input_and_output(where: list[str], place: Path) -> None:
+    data = os.urandom(3_000_000)
+    done = fs(where, "put", "-", place / "there", input=data)
+    assert (done.returncode, done.stderr, (place / "there").read_bytes()) == (0, b"", data)
+    assert fine(where, "get", place / "there", "-") == data
+
+
+def test_what_could_not_be_brought_is_said(where: list[str], place: Path) -> None:
+    tree = place / "tree"
+    tree.mkdir()
+    (tree / "file").write_text("x")
+    (tree / "directory link").symlink_to(place)
+    done = fs(where, "get", "-r", tree, place / "one")
+    assert (done.returncode, done.stderr) == (
+        0,
+        f"skipped {tree}/directory link: a link to a directory\n".encode(),
+    )
+    (tree / "dangling").symlink_to("nowhere")
+    done = fs(where, "get", "-r", tree, place / "two")
+    assert done.returncode == 1
+    assert f"skipped {tree}/dangling: a link that leads nowhere\n".encode() in done.stderr
+    assert (place / "two" / "file").read_text() == "x"
+    assert b"dangling (leads nowhere" in fine(where, "ls", tree)
+    assert fs(where, "put", "-r", tree, place / "three").returncode == 1
+
+
+def test_names_cannot_drive_a_terminal(place: Path) -> None:
+    (place / "a\x1b]0;title\x07b").write_text("x")
+    screen = on_terminal("ls", str(place))
+    assert b"a\\x1b]0;title\\x07b" in screen
+    assert b"\x1b]0" not in screen
+    screen = on_terminal("cat", f"{place}/\x1b[2Jnone", code=1)
+    assert b"\x1b[2J" not in screen
+    assert b"a\x1b]0;title\x07b\n" in fine([], "ls", place)

@@ -14,6 +14,7 @@ import pytest
 from support.cable import Cable
 from support.machine import gone, running, sleep_forever
 from support.server import COMMAND, RunningServer
+from support.tls import certificate
 from support.wait import eventually
 
 LIMIT = 40
@@ -164,6 +165,22 @@ def test_a_server_that_is_not_there() -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(b"Error: failed to connect to exec-server websocket")
     assert b"Traceback" not in done.stderr
+
+
+def test_something_else_that_is_there(tmp_path: Path) -> None:
+    done = run(["--url", "stdio:cat"], "--", "true")
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Error: stdio:cat: that is not an exec-server")
+    cert, key = certificate(tmp_path)
+    with RunningServer("--tls-cert", str(cert), "--tls-key", str(key), listen="wss://127.0.0.1:0") as server:
+        done = run(["--url", server.url.replace("wss://", "ws://")], "--", "true")
+    assert (done.returncode, b"its address begins with wss://" in done.stderr) == (1, True), done.stderr
+
+
+@pytest.mark.parametrize("wrong", ["-1", "0", "nan", "inf"])
+def test_a_time_that_is_none(wrong: str) -> None:
+    done = run(["--timeout", wrong], "--", "true")
+    assert (done.returncode, b"no number of seconds to wait" in done.stderr) == (2, True)
 
 
 IMPORTED = """

@@ -234,6 +234,7 @@ def test_directories_and_what_is_in_them(run: Run, place: Path) -> None:
         assert [(entry.name, entry.is_directory, entry.is_file) for entry in listed] == [
             ("b", True, False),
             ("link", True, False),
+            ("nowhere", False, False),
             ("ü name", False, True),
         ]
         walked = await files.walk(str(place))

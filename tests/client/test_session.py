@@ -18,12 +18,13 @@ import pytest
 import exec_server
 from exec_server import Closed, ConnectionLost, Exited, Failed, Output, ProcessFailed
 from exec_server.client import session
-from exec_server.client.client import Client, ConnectOptions, State, connect
+from exec_server.client.client import CATCH_UP_BYTES, Client, ConnectOptions, State, connect
 from exec_server.client.errors import Recovering, SessionLost, TooManyCalls
 from exec_server.client.rpc import MAX_CALLS
 from exec_server.environments.environment import Environment
 from exec_server.testing.faults import Cut, Delay, Duplicate, Faults, Hold, Refuse, Stall
 from exec_server.testing.still import StillLoop, until
+from exec_server.wire.handshake import InitializeParams
 from support.machine import gone, running, sleep_forever
 from support.scripted_server import ScriptedServer
 from support.server import COMMAND, RunningServer
@@ -98,7 +99,7 @@ def test_output_goes_on_where_it_was(drive: Drive, url: str) -> None:
         assert [params["resumeSessionId"] for params in sent(faults, "initialize")[1:]] == [session_id]
         reads = sent(faults, "process/read")
         assert len(reads) == 1
-        assert (reads[0]["maxBytes"], reads[0]["waitMs"]) == (None, 0)
+        assert (reads[0]["maxBytes"], reads[0]["waitMs"]) == (CATCH_UP_BYTES, 0)
 
     drive(scenario, url=url)
 
@@ -192,8 +193,16 @@ def test_a_process_that_ends_meanwhile(drive: Drive, tmp_path: Path) -> None:
     drive(scenario)
 
 
-def test_output_that_is_gone_fails_its_process_alone(tmp_path: Path, drive: Drive) -> None:
+def test_output_that_is_gone_fails_its_process_alone(
+    tmp_path: Path, drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """K12: said in so many words, the process is ended, and another one goes on."""
+
+    def silent(*args: Any, **options: Any) -> InitializeParams:
+        """As the reference, which acknowledges nothing: only the newest MiB is kept for it."""
+        return InitializeParams(*args, **{**options, "acknowledges_output": None})
+
+    monkeypatch.setattr(session, "InitializeParams", silent)
     with RunningServer() as plain:
 
         async def scenario(machine: Environment, faults: Faults) -> None:
@@ -224,6 +233,28 @@ def test_output_that_is_gone_fails_its_process_alone(tmp_path: Path, drive: Driv
             assert (await anext(quiet_output)).data == b"still here\n"
 
         drive(scenario, url=plain.url)
+
+
+def test_a_process_waits_for_a_client_that_is_away(drive: Drive, tmp_path: Path) -> None:
+    """However fast it writes and however long that takes: what is not acknowledged is not thrown away."""
+
+    async def scenario(machine: Environment, faults: Faults) -> None:
+        process = await machine.start(["sh", "-c", f"seq 6000000; touch {tmp_path}/done; sleep 600"])
+        output = process.output()
+        parts = [(await anext(output)).data]
+        faults.refuse()
+        faults.cut()
+        await eventually_async(lambda: faults.refused >= 10, "a second without a connection")
+        assert not (tmp_path / "done").exists()
+        faults.allow()
+        while not parts[-1].endswith(b"\n6000000\n"):
+            parts.append((await anext(output)).data)
+            if len(parts) == 300:
+                faults.cut()
+        assert b"".join(parts).split() == [b"%d" % number for number in range(1, 6_000_001)]
+        await eventually_async((tmp_path / "done").exists)
+
+    drive(scenario)
 
 
 def test_a_flood_loses_nothing(drive: Drive) -> None:
@@ -536,7 +567,9 @@ def test_a_server_that_stays_away(server: RunningServer) -> None:
         loop.advance(0.3)
         await until(lambda: machine.state is State.FAILED)
         with pytest.raises(
-            ProcessFailed, match=r"session: recovery timed out after 25s \(last attempt: refused by a test\)$"
+            ProcessFailed,
+            match=r"session: recovery timed out after 25s \(last attempt: refused by a test\)"
+            r" \(away for 25s; the server keeps a session without a connection for 5s\)$",
         ):
             await process.wait()
         await machine.close()

@@ -238,7 +238,7 @@ def test_a_full_disk_says_so(place: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, limits[1]))
         try:
             for _ in range(2):  # begun, then taken up
-                with pytest.raises(OSError, match="File too large: .*exec-server-part"):
+                with pytest.raises(OSError, match=r"File too large: .*exec-server-part"):
                     await bring(files, place, "down", "copy")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)

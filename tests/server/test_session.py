@@ -525,3 +525,23 @@ def test_what_was_not_acknowledged_is_kept(connect: Connect) -> None:
     assert ours.call("process/acknowledgeOutput", {"processId": mine, "seq": 2**63}) == {}
     assert len(kept(ours, mine)) <= retained
     assert ours.call("process/acknowledgeOutput", {"processId": "nobody", "seq": 1}) == {}
+
+
+def test_a_process_waits_for_a_client_that_acknowledges(connect: Connect, server: RunningServer) -> None:
+    """Away or there: output that was not acknowledged is not thrown away, the process waits instead."""
+    first = connect(server)
+    first.initialize(acknowledgesOutput=True)
+    size = 40_000_000
+    process_id = first.start("/bin/sh", "-c", f"head -c {size} /dev/zero; echo end")
+    first.drop()
+    peer = resume(connect, first.session_id, server, acknowledgesOutput=True)
+    received, after, state = 0, 0, {}
+    while not state.get("closed") or state["chunks"]:
+        state = peer.read(process_id, afterSeq=after, maxBytes=1 << 20)
+        for chunk in state["chunks"]:
+            if not (state["exited"] and chunk["seq"] == after + 2):  # the exit has a number, too
+                assert chunk["seq"] == after + 1
+            after = chunk["seq"]
+            received += len(unb64(chunk["chunk"]))
+        peer.call("process/acknowledgeOutput", {"processId": process_id, "seq": after})
+    assert received == size + 4

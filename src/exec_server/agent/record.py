@@ -6,6 +6,7 @@ again. The values here are views of such lines, not copies of what we understand
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -22,6 +23,10 @@ PAGINATED: Final = "paginated"
 """The mode in which every line has its number, counted on by forks."""
 
 
+MAX_DEPTH: Final = 100
+"""How deep a record may be nested: the reference reads 128 levels, and skips lines that have more."""
+
+
 class BadRecord(ValueError):
     """A line that is no record; says why."""
 
@@ -32,6 +37,7 @@ class Record:
     __slots__ = ("line", "value")
 
     def __init__(self, value: dict[str, Any], line: bytes | None = None) -> None:
+        """From what was read; without its bytes, something to write, or BadRecord if JSON cannot carry it."""
         self.value = value
         self.line = _encode(value) if line is None else line
         """The bytes without the newline."""
@@ -77,14 +83,38 @@ class Record:
 
 
 def _encode(value: dict[str, Any]) -> bytes:
+    _check(value, "", 1)
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        # Half a character, say of a file name that is not UTF-8. The rest must not go with it.
-        import json
+    except UnicodeEncodeError as error:
+        # Half a character, say of a file name that is not UTF-8.
+        raise BadRecord(f"text that is not Unicode cannot be kept: {error}") from None
 
-        log.warning("characters that are none were replaced", type=value.get("type"))
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+def _check(value: Any, where: str, depth: int) -> None:
+    """Refuse what would be read back as something else than what was given."""
+    if value is None or isinstance(value, str | bool):
+        return
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise BadRecord(f"{where or 'the record'} is a number that JSON readers do not keep: {value}")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise BadRecord(f"{where or 'the record'} is {value}, which JSON does not have")
+    elif depth > MAX_DEPTH:
+        raise BadRecord(f"nested more than {MAX_DEPTH} levels deep")
+    elif isinstance(value, Mapping):
+        for name, member in value.items():
+            if not isinstance(name, str):
+                raise BadRecord(f"{where or 'the record'} has {name!r} for a name; JSON has only text")
+            _check(member, f"{where}.{name}" if where else name, depth + 1)
+    elif isinstance(value, list | tuple):
+        for place, member in enumerate(value):
+            _check(member, f"{where}[{place}]", depth + 1)
+    else:
+        raise BadRecord(
+            f"{where or 'the record'} is of type {type(value).__name__}, which JSON does not have"
+        )
 
 
 class HistoryBase(msgspec.Struct, frozen=True):
@@ -194,14 +224,29 @@ class SessionMeta:
 
         A selection of a kind that nobody here knows is left out, and stays in the record.
         """
+        roots, wrong = self._roots()
+        for text in wrong:
+            log.warning("selected capability root is not understood", thread=self.id, error=text)
+        return roots
+
+    @property
+    def unreadable_roots(self) -> int:
+        """How many selections `selected_capability_roots` leaves out."""
+        return len(self._roots()[1])
+
+    def _roots(self) -> tuple[list[SelectedRoot], list[str]]:
+        """What is selected, and what is wrong with the rest."""
         roots: list[SelectedRoot] = []
-        written = self.payload.get("selected_capability_roots")
-        for value in written if isinstance(written, list) else []:
+        wrong: list[str] = []
+        written = self.payload.get("selected_capability_roots") or []
+        if not isinstance(written, list):
+            return [], [f"`selected_capability_roots` is not a list: {written!r}"]
+        for value in written:
             try:
                 roots.append(SelectedRoot.from_json(value))
             except BadRoot as error:
-                log.warning("selected capability root is not understood", thread=self.id, error=str(error))
-        return roots
+                wrong.append(str(error))
+        return roots, wrong
 
     def _text(self, name: str) -> str | None:
         value = self.payload.get(name)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 from msgspec import Struct
 
@@ -29,6 +31,9 @@ MAX_META_BYTES: Final = 16 * 1024 * 1024
 
 UNSUPPORTED: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK))
 """What file systems answer that have no links, or no locks."""
+
+OWN_MEMBERS: Final = frozenset(("ordinal", "payload", "timestamp", "type"))
+"""Members of a record that nobody but the writer gives."""
 
 Clock = Callable[[], float]
 
@@ -51,6 +56,8 @@ class Loaded(Struct):
     """Lines in between that are not records. A torn last line is not among them."""
     end: int
     """Where the last record ends, in bytes."""
+    ends: list[int]
+    """The same of every record, without its newline."""
 
 
 def timestamp(seconds: float) -> str:
@@ -60,14 +67,17 @@ def timestamp(seconds: float) -> str:
 
 def read_rollout(path: str) -> Loaded:
     """Everything in the file. Changes nothing, and may be called while somebody writes."""
-    with open(path, "rb") as file:
+    with _open_to_read(path) as file:
         data = file.read()
     records: list[Record] = []
+    ends: list[int] = []
+    position = 0
     skipped = 0
     meta: SessionMeta | None = None
     end = len(data)
     lines = data.split(b"\n")
     for number, line in enumerate(lines, 1):
+        position += len(line) + 1
         if not line.strip():
             continue
         try:
@@ -83,14 +93,24 @@ def read_rollout(path: str) -> Loaded:
                 log.warning("line is skipped", path=path, line=number, error=str(error))
             continue
         records.append(record)
+        ends.append(position - 1)
     if meta is None:
         raise RolloutError(f"{path} is not the record of a thread: it has no `session_meta`")
-    return Loaded(path, meta, records, skipped, end)
+    return Loaded(path, meta, records, skipped, end, ends)
+
+
+def _open_to_read(path: str) -> BinaryIO:
+    """A file, if it is one: a pipe of that name would keep us waiting for somebody to write into it."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115  # it is returned
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise RolloutError(f"{path} is not a file")
+    return file
 
 
 def read_meta(path: str) -> SessionMeta | None:
     """The first record, without reading the rest; None if the file does not begin with one."""
-    with open(path, "rb") as file:
+    with _open_to_read(path) as file:
         line = file.readline(MAX_META_BYTES)
     try:
         record = Record.decode(line.rstrip(b"\n"))
@@ -100,12 +120,14 @@ def read_meta(path: str) -> SessionMeta | None:
 
 
 class RolloutWriter:
-    """The one who appends to a file. Holds its lock until closed."""
+    """The one who appends to a file. Holds its lock until closed. Threads may share one, processes not."""
 
     def __init__(self, fd: int, path: str, next_ordinal: int | None, clock: Clock) -> None:
         self._fd = fd
         self._next = next_ordinal
         self._clock = clock
+        self._pid = os.getpid()
+        self._appending = threading.Lock()
         self.path = path
 
     @classmethod
@@ -148,8 +170,10 @@ class RolloutWriter:
     @classmethod
     def open(cls, path: str, clock: Clock = time.time) -> tuple[RolloutWriter, Loaded]:
         """Go on with a file: what is in it, and a writer behind its last whole line."""
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise RolloutError(f"{path} is not a file")
             _lock(fd, path)
             _repair(fd, path)
             loaded = read_rollout(path)
@@ -167,6 +191,7 @@ class RolloutWriter:
     @property
     def size(self) -> int:
         """Bytes in the file."""
+        self._check_usable()
         return os.fstat(self._fd).st_size
 
     @property
@@ -175,18 +200,42 @@ class RolloutWriter:
         return self._next
 
     def append(self, kind: str, payload: Mapping[str, Any], **more: Any) -> Record:
-        """Write one record. When this returns, the operating system has it."""
-        value: dict[str, Any] = {"timestamp": timestamp(self._clock())}
-        if self._next is not None:
-            value["ordinal"] = self._next
-        record = Record({**value, "type": kind, "payload": payload, **more})
-        _write_whole(self._fd, record.line + b"\n")
-        if self._next is not None:
-            self._next += 1
+        """Write one record. When this returns, the operating system has it.
+
+        BadRecord, and nothing written, for what could not be read back as it is.
+        """
+        if not isinstance(kind, str) or not kind:
+            raise BadRecord(f"the type of a record is a word, not {kind!r}")
+        if kind == SESSION_META:
+            raise BadRecord(f"`{SESSION_META}` is the first record of a thread, which is written already")
+        if not isinstance(payload, Mapping):
+            raise BadRecord(f"the payload of a record is an object, not {type(payload).__name__}")
+        if taken := OWN_MEMBERS & more.keys():
+            raise BadRecord(f"`{'`, `'.join(sorted(taken))}` cannot be given: every record has its own")
+        self._check_usable()
+        with self._appending:
+            self._check_usable()
+            value: dict[str, Any] = {"timestamp": timestamp(self._clock())}
+            if self._next is not None:
+                value["ordinal"] = self._next
+            record = Record({**value, "type": kind, "payload": payload, **more})
+            _write_whole(self._fd, record.line + b"\n")
+            if self._next is not None:
+                self._next += 1
         return record
+
+    def _check_usable(self) -> None:
+        if self._pid != os.getpid():
+            raise RolloutError(
+                f"{self.path} is being written by process {self._pid}, which forked this one;"
+                " only one may go on with a thread"
+            )
+        if self._fd < 0:
+            raise RolloutError(f"{self.path} is closed here; resume the thread to go on with it")
 
     def sync(self) -> None:
         """Make sure that what was written survives a power cut, too."""
+        self._check_usable()
         os.fsync(self._fd)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -21,7 +22,7 @@ from .. import log
 from ..environments.roots import SelectedRoot
 from ..version import __version__
 from .history import last_turns, without_rolled_back
-from .record import SESSION_META, BadRecord, Record, SessionMeta
+from .record import SESSION_META, BadRecord, HistoryBase, Record, SessionMeta
 from .rollout import Clock, Loaded, RolloutError, RolloutWriter, read_meta, read_rollout, timestamp
 
 __all__ = ["Thread", "ThreadSummary", "Threads", "new_thread_id"]
@@ -76,6 +77,9 @@ class Thread:
         self._clock = clock
         self._writer = writer
         self._history = list(history)
+        self._appending = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
         self.path = path
         self.meta = meta
         self.roots = tuple(roots)
@@ -101,20 +105,29 @@ class Thread:
         )
 
     def append(self, kind: str, payload: Mapping[str, Any], **more: Any) -> Record:
-        """Write a record that must be kept; the first one makes the file."""
-        if self._writer is None:
-            self._writer = RolloutWriter.create(self.path, self.meta, clock=self._clock)
-        record = self._writer.append(kind, payload, **more)
-        self._history.append(record)
+        """Write a record that must be kept; the first one makes the file. Threads may share this object."""
+        if self._pid != os.getpid():
+            raise RolloutError(
+                f"the thread {self.id} belongs to process {self._pid}, which forked this one; only one may"
+                " go on with a thread"
+            )
+        with self._appending:
+            if self._closed:
+                raise RolloutError(f"the thread {self.id} is closed; resume it to go on with it")
+            if self._writer is None:
+                self._writer = RolloutWriter.create(self.path, self.meta, clock=self._clock)
+            record = self._writer.append(kind, payload, **more)
+            self._history.append(record)
         return record
 
     def sync(self) -> None:
         """Make sure that everything so far survives a power cut, too."""
-        if self._writer is not None:
+        if self._writer is not None and not self._closed:
             self._writer.sync()
 
     def close(self) -> None:
         """Let go of the file. May be called more than once."""
+        self._closed = True
         if self._writer is not None:
             self._writer.close()
 
@@ -185,6 +198,8 @@ class Threads:
         The selection of roots is inherited either way, also with no turns at all. A `subagent` knows the
         thread that it works for. The child's file is there at once if it has any history.
         """
+        if turns is not None and turns < 0:
+            raise ValueError(f"turns is how many of the last turns to keep, 0 or more, not {turns}")
         if isinstance(parent, Thread) and not parent.exists:
             return self._child(parent.meta, subagent, cwd)
         loaded = read_rollout(parent.path if isinstance(parent, Thread) else self._find(parent))
@@ -266,10 +281,7 @@ class Threads:
                     f" file of that in {self.directory}"
                 )
             before = read_rollout(path)
-            end = base.end_ordinal_exclusive
-            parts.append(
-                [record for record in before.records if record.ordinal is not None and record.ordinal < end]
-            )
+            parts.append(_part_before(before, base, meta.id))
             meta = before.meta
         raise RolloutError(f"the thread {loaded.meta.id} goes on where it was itself")
 
@@ -279,9 +291,33 @@ class Threads:
         for path, started, _ in self._files():
             try:
                 meta = read_meta(path)
-            except OSError as error:
+            except (OSError, RolloutError) as error:
                 log.warning("thread cannot be read", path=path, error=str(error))
                 continue
             if meta is not None:
                 found.append(ThreadSummary(meta.id, path, started, meta))
         return sorted(found, key=lambda thread: (thread.started, thread.id), reverse=True)
+
+
+def _part_before(parent: Loaded, base: HistoryBase, child_id: str) -> list[Record]:
+    """What a fork has of its parent: up to the very record, at the very place, where it was forked."""
+    end = base.end_ordinal_exclusive
+    kept = [
+        place
+        for place, record in enumerate(parent.records)
+        if record.ordinal is not None and record.ordinal < end
+    ]
+    wrong = None
+    if not kept or parent.records[kept[-1]].ordinal != end - 1:
+        wrong = f"there is no record number {end - 1} any more"
+    elif base.end_byte_offset is not None:
+        last = kept[-1]
+        following = parent.ends[last + 1] if last + 1 < len(parent.ends) else parent.end + 1
+        if not parent.ends[last] <= base.end_byte_offset <= following:
+            wrong = f"its record number {end - 1} ended at byte {base.end_byte_offset}, and does not any more"
+    if wrong is not None:
+        raise RolloutError(
+            f"the thread {child_id} goes on where the thread {parent.meta.id} was, and that was changed"
+            f" since: {wrong} ({parent.path})"
+        )
+    return [parent.records[place] for place in kept]

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["env"]
 
 
-@click.group()
+@click.group(short_help="The machines that are configured.")
 def env() -> None:
     """Environments: the machines named in environments.toml, or the one in CODEX_EXEC_SERVER_URL."""
 
 
-@env.command(name="list")
+@env.command(name="list", short_help="List the environments.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per environment.")
 def show(as_json: bool) -> None:
     """List the environments; `*` marks the default. Connects to nothing."""
@@ -44,7 +44,7 @@ def show(as_json: bool) -> None:
     click.echo(f"({printable(configuration.source)})", err=True)
 
 
-@env.command()
+@env.command(short_help="Say of each environment whether it works.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per environment.")
 def check(names: tuple[str, ...], as_json: bool) -> None:
@@ -57,6 +57,8 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
         if name not in configuration.ids():
             fail(unknown_environment(configuration, name))
     chosen = list(dict.fromkeys(names)) or configuration.ids()
+    if not chosen:
+        click.echo(f"no environment may be used ({printable(configuration.source)})", err=as_json)
     results = asyncio.run(_check_all(configuration, chosen, as_json))
     if not all(result["ok"] for result in results):
         raise SystemExit(1)
@@ -80,7 +82,6 @@ async def _check_all(configuration: Configuration, names: list[str], as_json: bo
 
 
 async def _check(configuration: Configuration, name: str) -> dict[str, Any]:
-    from ..client.errors import ExecServerError
     from ..environments.manager import EnvironmentManager
 
     result: dict[str, Any] = {"id": name, "address": where(configuration, name), "ok": False}
@@ -99,12 +100,12 @@ async def _check(configuration: Configuration, name: str) -> dict[str, Any]:
                 "cwd": info.cwd,
                 "version": printable(info.executor_version or "version unknown"),
             }
-    except (ExecServerError, OSError) as error:
-        result["error"] = printable(str(error))
+    except Exception as error:  # whatever is wrong with one must not hide what is wrong with another
+        result["error"] = printable(str(error) or type(error).__name__)
     return result
 
 
-@env.command()
+@env.command(short_help="Open a shell in an environment.")
 @click.argument("name")
 @click.option("--cwd", metavar="DIR", help="Directory to begin in (default: the server's own).")
 def shell(name: str, cwd: str | None) -> None:

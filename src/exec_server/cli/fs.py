@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
 
 import click
 
@@ -48,10 +49,12 @@ def ls(
     """List files and the entries of directories: kind, size, time, name."""
 
     async def work(files: RemoteFiles) -> None:
-        for path in paths or (".",):
+        async def one(path: str) -> None:
             if len(paths) > 1 and not as_json:
-                click.echo(f"{path}:")
+                click.echo(f"{_shown(path)}:")
             await _list(files, path, as_json)
+
+        await _each(paths or (".",), one)
 
     _run(url, token_file, environment, work)
 
@@ -64,9 +67,7 @@ def cat(url: str | None, token_file: str | None, environment: str | None, paths:
     """Print files, of any size."""
 
     async def work(files: RemoteFiles) -> None:
-        for path in paths:
-            async for block in files.stream(path):
-                await asyncio.to_thread(_write_all, 1, block)
+        await _each(paths, lambda path: _print(files, path))
 
     _run(url, token_file, environment, work)
 
@@ -89,20 +90,27 @@ def put(
 ) -> None:
     """Bring LOCAL files to the server as REMOTE, or into REMOTE if that is a directory.
 
-    A transfer that broke leaves REMOTE.part; the same command takes it up again. What arrived is compared
-    with what was sent.
+    A LOCAL of "-" is standard input. A transfer that broke leaves a part beside REMOTE, called
+    .NAME.(hash).exec-server-part; the same command takes it up again. What arrived is compared with what was
+    sent.
     """
 
     async def work(files: RemoteFiles) -> None:
+        if sources == ("-",):
+            await files.write_stream(target, _standard_input())
+            return
         into = await _is_directory(files, target)
         if len(sources) > 1 and not into:
             fail(f"{target} is not a directory, and there are several files to put into it")
+        whole = True
         for source in sources:
             if os.path.isdir(source) and not recursive:
                 fail(f"{source} is a directory; use -r to bring it with all that is in it")
             with _progress("put", source) as progress:
                 place = f"{files.native(target).rstrip('/')}/{_name(source)}" if into else target
-                _report(await files.upload(source, place, progress, verify=not no_verify))
+                whole &= _report(await files.upload(source, place, progress, verify=not no_verify))
+        if not whole:
+            sys.exit(1)
 
     _run(url, token_file, environment, work)
 
@@ -125,20 +133,27 @@ def get(
 ) -> None:
     """Fetch REMOTE files as LOCAL, or into LOCAL if that is a directory.
 
-    A transfer that broke leaves LOCAL.part; the same command takes it up again. What arrived is compared
-    with what is there.
+    A LOCAL of "-" is standard output. A transfer that broke leaves a part beside LOCAL, called
+    .NAME.(hash).exec-server-part; the same command takes it up again. What arrived is compared with what is
+    there.
     """
 
     async def work(files: RemoteFiles) -> None:
+        if target == "-":
+            await _each(sources, lambda path: _print(files, path))
+            return
         into = os.path.isdir(target)
         if len(sources) > 1 and not into:
             fail(f"{target} is not a directory, and there are several files to put into it")
+        whole = True
         for source in map(files.native, sources):
             if not recursive and await _is_directory(files, source):
                 fail(f"{source} is a directory; use -r to fetch it with all that is in it")
             with _progress("get", source) as progress:
                 place = os.path.join(target, _name(source)) if into else target
-                _report(await files.download(source, place, progress, verify=not no_verify))
+                whole &= _report(await files.download(source, place, progress, verify=not no_verify))
+        if not whole:
+            sys.exit(1)
 
     _run(url, token_file, environment, work)
 
@@ -157,11 +172,19 @@ def rm(
     force: bool,
     paths: tuple[str, ...],
 ) -> None:
-    """Remove files, links and empty directories; with -r whole trees."""
+    """Remove files, links and empty directories; with -r whole trees.
+
+    As elsewhere, "/", "." and ".." are never removed.
+    """
 
     async def work(files: RemoteFiles) -> None:
-        for path in paths:
+        async def one(path: str) -> None:
+            last = path.rstrip("/").rpartition("/")[2]
+            if last in ("", ".", "..") or files.native(path).rstrip("/") == "":
+                raise ValueError(f"{path}: refusing to remove the root, '.' or '..'")
             await files.remove(path, recursive=recursive, force=force)
+
+        await _each(paths, one)
 
     _run(url, token_file, environment, work)
 
@@ -225,7 +248,34 @@ def _run(
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (ExecServerError, OSError, TimeoutError, ValueError) as error:
-        fail(str(error))
+        fail(_shown(str(error), sys.stderr))
+
+
+async def _each(paths: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
+    """For every path, also after one that fails; the command fails then."""
+    from ..client.errors import ConnectionLost, ExecServerError
+
+    failed = False
+    for path in paths:
+        try:
+            await work(path)
+        except (BrokenPipeError, ConnectionLost):
+            raise
+        except (ExecServerError, OSError, ValueError) as error:
+            failed = True
+            click.echo(f"Error: {_shown(str(error), sys.stderr)}", err=True)
+    if failed:
+        sys.exit(1)
+
+
+async def _print(files: RemoteFiles, path: str) -> None:
+    async for block in files.stream(path):
+        await asyncio.to_thread(_write_all, 1, block)
+
+
+async def _standard_input() -> AsyncIterator[bytes]:
+    while block := await asyncio.to_thread(os.read, 0, 1 << 20):
+        yield block
 
 
 def _leave_quietly() -> NoReturn:
@@ -256,35 +306,41 @@ def _name(path: str) -> str:
 
 
 async def _list(files: RemoteFiles, path: str, as_json: bool) -> None:
+    entries: list[tuple[str, FileMetadata | None]] = []
     found = await files.metadata(path)
-    entries: list[tuple[str, FileMetadata]] = [(path, found)]
-    if found.is_directory:
-        entries = []
+    if not found.is_directory:
+        entries.append((path, found))
+    else:
         directory = files.native(path).rstrip("/")
         names = [entry.name for entry in await files.list(path)]
         for start in range(0, len(names), LOOKS_AT_ONCE):
             some = names[start : start + LOOKS_AT_ONCE]
             looks = [files.metadata(f"{directory}/{name}") for name in some]
-            for name, entry in zip(some, await asyncio.gather(*looks, return_exceptions=True), strict=True):
-                if isinstance(entry, FileNotFoundError):
-                    continue  # gone meanwhile
-                if isinstance(entry, BaseException):
-                    raise entry
-                entries.append((name, entry))
-    width = max([len(str(entry.size)) for _, entry in entries], default=0)
+            for name, look in zip(some, await asyncio.gather(*looks, return_exceptions=True), strict=True):
+                if isinstance(look, OSError):
+                    entries.append((name, None))  # a link that leads nowhere or in circles, or gone meanwhile
+                elif isinstance(look, BaseException):
+                    raise look
+                else:
+                    entries.append((name, look))
+    width = max([len(str(entry.size)) for _, entry in entries if entry is not None], default=1)
     for name, entry in entries:
         click.echo(_json_line(name, entry) if as_json else _line(name, entry, width))
 
 
-def _json_line(name: str, entry: FileMetadata) -> bytes:
+def _json_line(name: str, entry: FileMetadata | None) -> bytes:
     import msgspec
 
-    values: dict[str, Any] = {"name": _shown(name), "kind": _kind(entry), "isSymlink": entry.is_symlink}
-    values |= {"size": entry.size, "modifiedAtMs": entry.modified_at_ms, "createdAtMs": entry.created_at_ms}
+    values: dict[str, Any] = {"name": _text(name), "kind": "nowhere"}
+    if entry is not None:
+        values |= {"kind": _kind(entry), "isSymlink": entry.is_symlink, "size": entry.size}
+        values |= {"modifiedAtMs": entry.modified_at_ms, "createdAtMs": entry.created_at_ms}
     return msgspec.json.encode(values)
 
 
-def _line(name: str, entry: FileMetadata, width: int) -> str:
+def _line(name: str, entry: FileMetadata | None, width: int) -> str:
+    if entry is None:
+        return f"?  {'-':>{width}} {'-':>19} {_shown(name)} (leads nowhere, or cannot be looked at)"
     letter = {"directory": "d", "file": "-", "other": "?"}[_kind(entry)]
     link = "l" if entry.is_symlink else " "
     when = datetime.fromtimestamp(entry.modified_at_ms / 1000).astimezone()
@@ -295,9 +351,20 @@ def _kind(entry: FileMetadata) -> str:
     return "directory" if entry.is_directory else "file" if entry.is_file else "other"
 
 
-def _shown(path: str) -> str:
-    """Names that are not UTF-8 can be written to no terminal as they are."""
+def _text(path: str) -> str:
+    """Names that are not UTF-8 can be written nowhere as they are."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def _shown(text: str, stream: TextIO | None = None) -> str:
+    """For people. A name is anybody's choice: on a terminal it must not move the cursor or set a title."""
+    text = _text(text)
+    if not (stream or sys.stdout).isatty():
+        return text
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 # put and get ---------------------------------------------------------------------------------------
@@ -327,20 +394,30 @@ def _progress(title: str, path: str) -> Iterator[Progress | None]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"{title} {_shown(_name(path))}", total=None)
+        task = bar.add_task(_title(title, path), total=None)
 
         def show(done: int, total: int, at: str) -> None:
-            bar.update(task, completed=done, total=total, description=f"{title} {_shown(_name(at))}")
+            bar.update(task, completed=done, total=total, description=_title(title, at))
 
         yield show
 
 
-def _report(result: Transferred) -> None:
+def _title(title: str, path: str) -> str:
+    from rich.markup import escape
+
+    return escape(f"{title} {_shown(_name(path), sys.stderr)}")
+
+
+def _report(result: Transferred) -> bool:
+    """Say how it went; whether all of it came over that should."""
+    from ..client.transfers import LEFT_OUT
+
     for path, reason in result.skipped:
-        click.echo(f"skipped {_shown(path)}: {reason}", err=True)
+        click.echo(f"skipped {_shown(path, sys.stderr)}: {_shown(reason, sys.stderr)}", err=True)
     if sys.stderr.isatty():
         how = {"digest": ", SHA-256 compared", "reread": ", read back and compared", "no": ""}[
             result.verified
         ]
         resumed = f", {result.resumed_bytes} of them already there" if result.resumed_bytes else ""
         click.echo(f"{result.files} files, {result.bytes} bytes{resumed}{how}", err=True)
+    return all(reason in LEFT_OUT for _, reason in result.skipped)

@@ -83,7 +83,7 @@ def run(
     try:
         if environment is not None:
             refuse_two_places()
-        machine = started(environment) if environment else _connected(url, read_token(token_file))
+        machine = _connected(url, read_token(token_file)) if environment is None else started(environment)
         if url is None and environment is None:
             cwd = os.path.abspath(cwd or ".")
             if not os.path.isdir(cwd):

@@ -93,6 +93,8 @@ async def started(name: str) -> AsyncIterator[Environment]:
     """The environment of that name, attached to. Everything that was started in it ends with the context."""
     from ..environments.manager import EnvironmentManager
 
+    if not name.strip():
+        fail("environment id cannot be empty")
     configuration = load_configuration()
     if name not in configuration.ids():
         fail(unknown_environment(configuration, name))

@@ -234,6 +234,8 @@ class Client(Session):
                 process.deliver(event.seq, event)  # type: ignore[union-attr]  # never Failed
 
     def _binary(self, message: bytes | memoryview) -> None:
+        if self._silence is not None:
+            self._progress()
         frame = binary.decode(message)
         process = self._processes.get(frame.process_id)
         if process is not None:

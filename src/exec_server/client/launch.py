@@ -190,10 +190,12 @@ def launch(command: ExecServerLaunchCommand) -> Launched:
             # Ctrl-C in our terminal is for us: what we do about it may well need the server.
             process_group=0,
         )
-    except OSError as error:
+    except (OSError, ValueError) as error:
         os.close(our_in)
         os.close(our_out)
         os.close(complaints)
+        if command.cwd is not None and getattr(error, "filename", None) == command.cwd:
+            raise ExecServerError(f"failed to spawn exec-server: its directory (cwd): {error}") from error
         raise ExecServerError(f"failed to spawn exec-server: {error}") from error
     finally:
         os.close(theirs_in)

@@ -160,8 +160,11 @@ class RemoteProcess:
         """
         found = _read_output(result)
         size = sum(len(chunk.data) for chunk in found.chunks)
-        # Chunks are not split: an answer that has room for another is all there is.
-        partial = max_bytes is not None and size > max_bytes - MAX_OUTPUT_CHUNK_BYTES
+        partial = False
+        if max_bytes is not None and found.chunks:
+            # Chunks are not split, so an answer with room for another has all of them. Such an answer goes
+            # up to its last chunk: what it says of an exit is numbered by one that has no chunks.
+            partial = size > max_bytes - MAX_OUTPUT_CHUNK_BYTES or found.exited or found.closed
         for event in self._sequencer.recover(found, partial=partial):
             self._publish(event)
         if partial and (self._sequencer.joined or self.ended):
@@ -312,7 +315,8 @@ class RemoteProcess:
     ) -> ReadOutput:
         """Retained output after a number, without disturbing the iterators."""
         if self._failure is not None:
-            return ReadOutput([], self._sequencer.last + 1, True, None, True, self._failure, False)
+            # As the reference: the failure counts as one more after everything that arrived.
+            return ReadOutput([], self._sequencer.arrived + 2, True, None, True, self._failure, False)
         params = {
             "processId": self._id,
             "afterSeq": after_seq,

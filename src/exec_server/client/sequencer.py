@@ -35,7 +35,7 @@ class Unrecoverable(ValueError):
 class Sequencer:
     """The numbers of one process: what was published, what came too early."""
 
-    __slots__ = ("_early", "_early_bytes", "ended", "exited", "first_live", "last", "recovering")
+    __slots__ = ("_early", "_early_bytes", "arrived", "ended", "exited", "first_live", "last", "recovering")
 
     def __init__(self) -> None:
         self.last = 0
@@ -46,6 +46,8 @@ class Sequencer:
         """Exited was published."""
         self.recovering = False
         """Events were missed, and `recover` will be called."""
+        self.arrived = 0
+        """The highest number that arrived, published or not."""
         self.first_live = 0
         """The lowest number that came by itself since events were missed; 0 if none did."""
         self._early: dict[int, Event] = {}
@@ -65,6 +67,8 @@ class Sequencer:
         """Take an event; what can be published now, in order."""
         if self.recovering and not self.first_live:
             self.first_live = seq
+        if seq > self.arrived:
+            self.arrived = seq
         if self.ended or seq <= self.last or seq in self._early:
             return []
         if seq != self.last + 1:
@@ -138,6 +142,8 @@ class Sequencer:
 
     def _advance(self, event: Event, seq: int) -> None:
         self.last = seq
+        if seq > self.arrived:
+            self.arrived = seq
         if isinstance(event, Exited):
             self.exited = True
         elif isinstance(event, Closed):

@@ -403,6 +403,8 @@ class Session:
         return link
 
     def _notified(self, method: str, params: Raw) -> None:
+        if self._silence is not None:
+            self._progress()
         try:
             listener = self._listeners.get(method)
             if listener is not None:
@@ -477,7 +479,7 @@ class Session:
             self._silence = None
 
     def _progress(self) -> None:
-        """Some of what was missed has come."""
+        """The connection that has the session again has brought something."""
         self._progressed = True
         if self._silence is not None and not self._silence.expired():
             self._silence.reschedule(self._loop.time() + SILENCE_SECONDS)

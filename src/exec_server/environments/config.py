@@ -7,12 +7,14 @@ connection: a program can look at what is configured, and whether its default is
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
 
+from .. import log
 from .entries import (
     LOCAL_ID,
     BadShape,
@@ -27,6 +29,7 @@ from .entries import (
     check_kind,
     is_disabled,
     read_entry,
+    shown,
 )
 
 __all__ = [
@@ -124,7 +127,7 @@ def load(home: str | None = None, environ: Mapping[str, str] | None = None) -> C
 
 def parse(text: str, path: str | None = None) -> Configuration:
     """What an `environments.toml` says. Its path, if it has one, is for messages and relative directories."""
-    shown = path or FILE_NAME
+    source = path or FILE_NAME
     try:
         table = tomllib.loads(text)
         check_keys(table, ("default", "include_local", "environments"), "")
@@ -135,14 +138,14 @@ def parse(text: str, path: str | None = None) -> Configuration:
         listed = check_kind(table.get("environments", []), list, "environments", "")
         entries = [read_entry(entry, number) for number, entry in enumerate(listed, 1)]
     except (tomllib.TOMLDecodeError, BadShape, RecursionError) as error:
-        raise ConfigurationError(f"failed to parse environment config `{shown}`: {_said(error)}") from None
+        raise ConfigurationError(f"failed to parse environment config `{source}`: {_said(error)}") from None
     environments: list[NamedEnvironment] = []
     taken: set[str] = set()
     directory = None if path is None else os.path.dirname(os.path.abspath(path))
     for entry in entries:
         environment = check_entry(entry, directory)
         if environment.id in taken:
-            raise ConfigurationError(f"environment id `{environment.id}` is duplicated")
+            raise ConfigurationError(f"environment id `{shown(environment.id)}` is duplicated")
         taken.add(environment.id)
         environments.append(environment)
     if include_local:
@@ -151,7 +154,7 @@ def parse(text: str, path: str | None = None) -> Configuration:
         environments=tuple(environments),
         default=_choose_default(default, taken, include_local),
         include_local=include_local,
-        source=shown,
+        source=source,
     )
 
 
@@ -164,7 +167,7 @@ def _choose_default(default: str | None, taken: set[str], include_local: bool) -
     if is_disabled(default):
         return None
     if default not in taken:
-        raise ConfigurationError(f"default environment `{default}` is not configured")
+        raise ConfigurationError(f"default environment `{shown(default)}` is not configured")
     return default
 
 
@@ -182,10 +185,9 @@ def _from_relay_variables(environ: Mapping[str, str]) -> Configuration | None:
         return None
     missing = [name for name, value in zip(RELAY_VARIABLES, values, strict=True) if not value]
     if missing:
-        raise ConfigurationError(
-            f"{' and '.join(missing)} must be set as well: a machine behind a relay needs all three of"
-            f" {', '.join(RELAY_VARIABLES)}"
-        )
+        # As the reference: only all of them together say anything.
+        log.warning("variables of a relay are ignored: some are not set", missing=" ".join(missing))
+        return None
     registry_url, environment_id, auth_token = values
     transport = RelayTransport(
         registry_url=registry_url,
@@ -214,7 +216,9 @@ def _exec_server_url(text: str, path: str) -> str:
 def _read(path: str, what: str) -> str | None:
     """A file as text; None if there is none."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigurationError(f"failed to read {what} `{path}`: not a file")
             return file.read().decode()
     except FileNotFoundError:
         return None
@@ -223,6 +227,11 @@ def _read(path: str, what: str) -> str | None:
     except UnicodeDecodeError as error:
         reason = f"byte {error.start} is not UTF-8"
     raise ConfigurationError(f"failed to read {what} `{path}`: {reason}")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open without waiting for whoever may write into a pipe of that name."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _said(error: Exception) -> str:

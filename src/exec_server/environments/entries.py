@@ -36,6 +36,7 @@ __all__ = [
     "check_kind",
     "is_disabled",
     "read_entry",
+    "shown",
 ]
 
 LOCAL_ID: Final = "local"
@@ -59,6 +60,9 @@ ENTRY_KEYS: Final = (
     "auth_bearer_token",
     "skills",
 )
+
+MAX_SECONDS: Final = 2.0**64
+"""More is no time: the reference cannot count it either."""
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -144,7 +148,7 @@ def check_keys(table: Mapping[str, Any], known: Sequence[str], where: str) -> No
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean `{close[0]}`?" if close else f"; known are {', '.join(known)}"
-            raise BadShape(f"unknown key `{key}`{where}{hint}")
+            raise BadShape(f"unknown key `{shown(key)}`{where}{hint}")
 
 
 def check_kind(value: Any, kind: type, name: str, where: str) -> Any:
@@ -173,7 +177,9 @@ def read_entry(table: Any, number: int) -> Entry:
     if type(table) is not dict:
         raise BadShape("`environments` must be a list of tables: write [[environments]] above each")
     named = table.get("id")
-    where = f" of environment `{named}`" if isinstance(named, str) else f" of environment number {number}"
+    where = (
+        f" of environment `{shown(named)}`" if isinstance(named, str) else f" of environment number {number}"
+    )
     check_keys(table, ENTRY_KEYS, where)
     if named is None:
         raise BadShape(f"environment number {number} has no `id`")
@@ -184,9 +190,11 @@ def read_entry(table: Any, number: int) -> Entry:
     def seconds(key: str) -> float | None:
         if key not in table:
             return None
-        value = float(check_kind(table[key], float, key, where))
+        number = check_kind(table[key], float, key, where)
+        # Compared before it is converted: a whole number may be too large to be anything else.
+        value = float(number) if -MAX_SECONDS < number < MAX_SECONDS else math.nan
         if not math.isfinite(value) or value < 0:
-            raise BadShape(f"`{key}`{where} must be a number of seconds, zero or more")
+            raise BadShape(f"`{key}`{where} must be a number of seconds, zero or more, and less than 2^64")
         return value
 
     args = env = None
@@ -250,6 +258,7 @@ def check_entry(entry: Entry, directory: str | None) -> NamedEnvironment:
         program = entry.program.strip()
         if not program:
             raise ConfigurationError(f"environment `{name}` program cannot be empty")
+        _check_command(name, program, entry)
         return NamedEnvironment(
             name,
             CommandTransport(
@@ -263,18 +272,39 @@ def check_entry(entry: Entry, directory: str | None) -> NamedEnvironment:
     raise ConfigurationError(f"environment `{name}` must set exactly one of url or program")
 
 
+def shown(text: str) -> str:
+    """Text as messages quote it: what is not printable, such as a line break, is escaped."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _check_command(name: str, program: str, entry: Entry) -> None:
+    """Refuse what the operating system cannot be told."""
+    env = entry.env or {}
+    for variable in env:
+        if not variable or "=" in variable:
+            raise ConfigurationError(
+                f"environment `{name}` env cannot have a variable named `{shown(variable)}`"
+            )
+    words = {"program": [program], "args": entry.args or [], "env": [*env, *env.values()]}
+    for key, texts in {**words, "cwd": [entry.cwd or ""]}.items():
+        if any("\0" in text for text in texts):
+            raise ConfigurationError(f"environment `{name}` {key} cannot contain a NUL character")
+
+
 def _check_id(name: str) -> None:
     if not name.strip():
         raise ConfigurationError("environment id cannot be empty")
     if name != name.strip():
-        raise ConfigurationError(f"environment id `{name}` must not contain surrounding whitespace")
+        raise ConfigurationError(f"environment id `{shown(name)}` must not contain surrounding whitespace")
     if name == LOCAL_ID or is_disabled(name):
-        raise ConfigurationError(f"environment id `{name}` is reserved")
+        raise ConfigurationError(f"environment id `{shown(name)}` is reserved")
     if len(name.encode("utf-8", "surrogatepass")) > MAX_ID_BYTES:
-        raise ConfigurationError(f"environment id `{name}` cannot be longer than {MAX_ID_BYTES} characters")
+        raise ConfigurationError(
+            f"environment id `{shown(name)}` cannot be longer than {MAX_ID_BYTES} characters"
+        )
     if not _ID.fullmatch(name):
         raise ConfigurationError(
-            f"environment id `{name}` must contain only ASCII letters, numbers, '-' or '_'"
+            f"environment id `{shown(name)}` must contain only ASCII letters, numbers, '-' or '_'"
         )
 
 
@@ -283,7 +313,7 @@ def _check_url(text: str) -> str:
     if not url:
         raise ConfigurationError("environment url cannot be empty")
     if not url.startswith(("ws://", "wss://")):
-        raise ConfigurationError(f"environment url `{url}` must use ws:// or wss://")
+        raise ConfigurationError(f"environment url `{shown(url)}` must use ws:// or wss://")
     try:
         wrong = None if urlsplit(url).hostname else "it names no host"
     except ValueError as error:
@@ -291,7 +321,7 @@ def _check_url(text: str) -> str:
     if any(character.isspace() or not character.isprintable() for character in url):
         wrong = "it contains a blank or a control character"
     if wrong:
-        raise ConfigurationError(f"environment url `{url}` is invalid: {wrong}")
+        raise ConfigurationError(f"environment url `{shown(url)}` is invalid: {wrong}")
     return url
 
 
@@ -314,6 +344,10 @@ def _is_loopback(host: str) -> bool:
 def _absolute(cwd: str | None, directory: str | None, name: str) -> str | None:
     if cwd is None or os.path.isabs(cwd):
         return cwd
+    if cwd.split("/", 1)[0].startswith("~"):
+        raise ConfigurationError(
+            f"environment `{name}` cwd `{shown(cwd)}` must be written out: `~` is not a home directory here"
+        )
     if directory is None:
         raise ConfigurationError(f"environment `{name}` cwd must be absolute")
     return os.path.join(directory, cwd)

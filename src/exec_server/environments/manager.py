@@ -54,6 +54,7 @@ class EnvironmentManager:
         self._handles: dict[str, Handle] = {}
         self._made: WeakSet[Handle] = WeakSet()
         self._default = configuration.default
+        self._closed = False
         _check_ids(configuration)
         if configuration.include_local:
             opener = local()
@@ -123,6 +124,7 @@ class EnvironmentManager:
 
         The new handle connects at once. The old one goes on for whoever holds it.
         """
+        self._check_open()
         _check_id(environment_id)
         if is_disabled(url):
             raise ConfigurationError("remote environment cannot use disabled exec-server url")
@@ -136,6 +138,7 @@ class EnvironmentManager:
 
     def replace(self, handle: Handle) -> None:
         """Register a handle of the caller's own making, e.g. for a socket that somebody handed over."""
+        self._check_open()
         _check_id(handle.id)
         self._register(handle)
         if not handle.lazy:
@@ -143,6 +146,7 @@ class EnvironmentManager:
 
     def materialize_pending(self, environment_id: str, opener: Opener) -> Handle:
         """Announce an environment; it is connected to when it is used and its owner has reported."""
+        self._check_open()
         known = self._handles.get(environment_id)
         if known is None:
             _check_id(environment_id)
@@ -182,6 +186,10 @@ class EnvironmentManager:
         if known.provision.error is not None:
             known.fail(known.provision.error)
         return known
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigurationError("the registry of environments is closed")
 
     def _register(self, handle: Handle) -> Handle:
         self._handles[handle.id] = handle
@@ -239,6 +247,7 @@ class EnvironmentManager:
 
     async def close(self) -> None:
         """Close every handle that was ever registered and still exists, and end what runs there."""
+        self._closed = True
         handles = list(self._made)
         self._handles.clear()
         self._default = None

@@ -49,6 +49,9 @@ _FAMILIES: Final = {
 _INITIALIZE: Final = Method(
     InitializeParams, lambda connection, params: connection.initialize(params), family=None
 )
+_NOT_AHEAD: Final = frozenset({"files"})
+"""Holds a descriptor from its import on, which a server that is asked for no files does without."""
+
 _methods: dict[str, Method] = {"initialize": _INITIALIZE}
 _loaded: set[str] = set()
 
@@ -70,7 +73,7 @@ def load_next() -> bool:
     A call that comes when no more files can be opened finds its family there.
     """
     for module in _FAMILIES.values():
-        if module not in _loaded:
+        if module not in _loaded and module not in _NOT_AHEAD:
             _load(module)
             return True
     return False

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["ServeError", "ServeOptions", "serve"]
 
 
-PRELOAD_DELAY: Final = 0.25
+PRELOAD_DELAY: Final = 3.0
 """Seconds after the start until methods are loaded that nobody has asked for: who started the server to ask
-something asks first."""
+something has asked by then."""
 
 PRELOAD_INTERVAL: Final = 0.02
 """Seconds between two families of methods, for everybody else."""

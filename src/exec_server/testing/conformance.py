@@ -64,13 +64,15 @@ class Check(Struct, frozen=True):
     """Only for servers that announce this capability."""
     resumable: bool = False
     """Only where a second connection reaches the same server."""
+    options: tuple[str, ...] = ()
+    """Only where the server is started for the check, with these."""
 
 
 CHECKS: list[Check] = []
 
 
 def check(
-    flag: str | None = None, *, resumable: bool = False
+    flag: str | None = None, *, resumable: bool = False, options: tuple[str, ...] = ()
 ) -> Callable[[Callable[[ServerUnderTest], Awaitable[None]]], Callable[[ServerUnderTest], Awaitable[None]]]:
     """Put a function into the table."""
 
@@ -78,7 +80,7 @@ def check(
         run: Callable[[ServerUnderTest], Awaitable[None]],
     ) -> Callable[[ServerUnderTest], Awaitable[None]]:
         name = run.__name__.removeprefix("_").replace("_", " ")
-        CHECKS.append(Check(name, run, flag, resumable))
+        CHECKS.append(Check(name, run, flag, resumable, options))
         return run
 
     return register
@@ -97,12 +99,15 @@ async def check_server(
     for entry in CHECKS:
         if only is not None and only not in entry.name:
             continue
-        server = ServerUnderTest(target, token)
+        server = ServerUnderTest(target, token, entry.options)
         if entry.flag is not None and flags.get(entry.flag) is not True:
             outcomes.append(Outcome(entry.name, "skipped", f"no capability {entry.flag}"))
             continue
         if entry.resumable and not server.resumable:
             outcomes.append(Outcome(entry.name, "skipped", "one connection per server"))
+            continue
+        if entry.options and isinstance(target, str):
+            outcomes.append(Outcome(entry.name, "skipped", "only for a server that is started here"))
             continue
         outcomes.append(await _outcome(entry, server))
     return Report(outcomes)
@@ -427,6 +432,50 @@ async def _stdin_can_be_closed(server: ServerUnderTest) -> None:
     assert await peer.call("process/closeStdin", {"processId": "nobody"}) == {"status": "unknownProcess"}
 
 
+async def _check_pipelined_order(server: ServerUnderTest) -> None:
+    peer = await _ready(server)
+    start = peer.ask("process/start", start_params("p", "/bin/cat", pipeStdin=True))
+    writes = [
+        peer.ask("process/write", {"processId": "p", "chunk": base64.encode(text), "writeId": str(number)})
+        for number, text in enumerate((b"one ", b"two ", b"three"))
+    ]
+    close = peer.ask("process/closeStdin", {"processId": "p"})
+    assert "result" in await peer.answer(start)
+    for request in (*writes, close):
+        assert (await peer.answer(request)).get("result") == {"status": "accepted"}
+    assert await peer.finish("p") == ({"stdout": b"one two three"}, 0)
+    failing = peer.ask("process/start", start_params("q", "/no/such/program"))
+    reading = peer.ask("process/read", {"processId": "q"})
+    again = peer.ask("process/start", start_params("q", "/bin/true"))
+    assert "error" in await peer.answer(failing)
+    assert "error" in await peer.answer(reading), "it was asked before the second start"
+    assert "result" in await peer.answer(again)
+
+
+@check("processCloseStdin")
+async def _what_is_asked_at_once_happens_in_order(server: ServerUnderTest) -> None:
+    await _check_pipelined_order(server)
+
+
+@check("processCloseStdin", options=("--concurrent-requests", "2"))
+async def _what_has_to_queue_happens_in_order(server: ServerUnderTest) -> None:
+    await _check_pipelined_order(server)
+
+
+@check("processWait")
+async def _writes_without_room_fail_at_terminate(server: ServerUnderTest) -> None:
+    peer = await _ready(server)
+    await peer.start("p", "/bin/sleep", "60", pipeStdin=True)
+    write = {"processId": "p", "chunk": base64.encode(bytes(100_000))}
+    writes = [peer.ask("process/write", {**write, "writeId": str(number)}) for number in range(200)]
+    assert (await peer.call("process/terminate", {"processId": "p"}))["running"] is True
+    answers = [await peer.answer(request) for request in writes]
+    codes = [answer["error"]["code"] if "error" in answer else 0 for answer in answers]
+    assert codes == [0] * codes.count(0) + [-32603] * (200 - codes.count(0)), codes
+    assert codes[0] == 0
+    assert codes[-1] == -32603
+
+
 @check("processResize")
 async def _terminals_can_be_resized(server: ServerUnderTest) -> None:
     peer = await _ready(server)
@@ -497,6 +546,17 @@ async def _the_whole_tree_goes(server: ServerUnderTest) -> None:
     result = await peer.call("process/terminate", {"processId": "p", "mode": {"type": "force"}})
     assert result["running"] is True
     assert result.get("killed", 4) >= 4, result
+    await peer.finish("p")
+
+
+@check("processTerminateModes")
+async def _a_large_tree_goes_as_a_whole(server: ServerUnderTest) -> None:
+    peer = await _ready(server)
+    script = "i=0; while [ $i -lt 100 ]; do setsid sleep 600 & i=$((i+1)); done; sleep 0.2; echo ready; wait"
+    await peer.start("p", "/bin/sh", "-c", script)
+    await peer.output_until("p", b"ready")
+    result = await peer.call("process/terminate", {"processId": "p", "mode": {"type": "force"}})
+    assert result.get("killed", 101) >= 101, result
     await peer.finish("p")
 
 

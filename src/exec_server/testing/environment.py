@@ -88,6 +88,8 @@ async def check_environment(
     the machine. `faults` are those the maker's connections go through (`wrap_dialer=faults.wrap`), where
     they can be resumed: then breaking them is checked, too.
     """
+    if only is not None and not any(only in entry.name for entry in CHECKS):
+        raise ValueError(f"no check has {only!r} in its name")
     outcomes: list[Outcome] = []
     kept: _Kept | None = None
     for entry in CHECKS:

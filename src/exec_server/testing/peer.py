@@ -179,9 +179,9 @@ class Peer:
 class ServerUnderTest:
     """Where the server is, and how to get connections to it."""
 
-    def __init__(self, target: str | Sequence[str], token: str | None) -> None:
+    def __init__(self, target: str | Sequence[str], token: str | None, options: Sequence[str] = ()) -> None:
         self._url = target if isinstance(target, str) else None
-        self._command = None if isinstance(target, str) else list(target)
+        self._command = None if isinstance(target, str) else [*target, *options]
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._open: list[tuple[Peer, Launched | None]] = []
 

@@ -147,7 +147,7 @@ def test_a_search_that_never_ends_ends_with_the_answer(
 def test_one_long_line_does_not_lose_the_others(tmp_path: Path, engine: str) -> None:
     """Longer than is kept, and read in time that grows with its length and not with its square."""
     (tmp_path / "a").write_bytes(b"needle one\n")
-    (tmp_path / "b").write_bytes(b"x\n" + "needle é\"".encode() + b"y" * 40_000_000 + b"needle\nneedle two\n")
+    (tmp_path / "b").write_bytes(b"x\n" + 'needle é"'.encode() + b"y" * 40_000_000 + b"needle\nneedle two\n")
     (tmp_path / "c").write_bytes(b"needle \xff" + b"z" * 3_000_000 + b"\n")
     result = search(os.fsencode(tmp_path), SearchParams(path=tmp_path.as_uri(), pattern="needle"))
     found = [

@@ -661,10 +661,14 @@ def test_a_child_that_does_not_read_delays_only_its_own_writes(peer: Peer) -> No
     assert peer.run("echo", "still here").stdout == b"still here\n"
     answered = [one for one in blocked if peer.answers[one]]
     assert 128 <= len(answered) < 140
-    # A retry of a write that waits is not another write.
-    assert peer.write(stuck, bytes(100_000), writeId="139") == "accepted"
+    # A retry of a write that waits is not another write, and is answered with the first.
+    again = peer.request("process/write", process(stuck, chunk=b64(bytes(100_000)), writeId="139"))
     peer.terminate(stuck)
-    assert all(peer.result(one) == {"status": "accepted"} for one in blocked)
+    assert all(peer.result(one) == {"status": "accepted"} for one in answered)
+    refused = [peer.answer(one)["error"] for one in [*blocked[len(answered) :], again]]
+    assert {(error["code"], error["message"]) for error in refused} == {
+        (-32603, "failed to write to process stdin")
+    }
 
 
 def test_where_there_is_no_stdin(peer: Peer) -> None:
