@@ -49,9 +49,44 @@ def test_what_is_no_record(line: bytes) -> None:
         Record.decode(line)
 
 
-def test_half_a_character_costs_only_itself() -> None:
-    record = Record({"type": "x", "payload": {"text": "a\udc80b", "more": "ü"}})
-    assert json.loads(record.line) == {"type": "x", "payload": {"text": "a?b", "more": "ü"}}
+def deep(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        ({"text": "a\udc80b"}, "text that is not Unicode cannot be kept"),
+        ({"a": [1, float("nan")]}, r"payload.a\[1\] is nan, which JSON does not have"),
+        ({"a": float("-inf")}, "payload.a is -inf"),
+        ({"a": b"bytes"}, "payload.a is of type bytes"),
+        ({"a": {1: 2}}, "payload.a has 1 for a name; JSON has only text"),
+        ({"a": 2**64}, "payload.a is a number that JSON readers do not keep"),
+        ({"a": {1, 2}}, "payload.a is of type set"),
+        ({"a": deep(200)}, "nested more than 100 levels deep"),
+        ({"a": deep(100_000)}, "nested more than 100 levels deep"),
+    ],
+    ids=["surrogate", "nan", "inf", "bytes", "key", "large", "set", "deep", "deeper"],
+)
+def test_what_json_cannot_carry_is_refused(payload: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadRecord, match=said):
+        Record({"type": "x", "payload": payload})
+
+
+@given(JSON)
+def test_what_is_written_is_read_back(value: Any) -> None:
+    record = Record({"type": "x", "payload": {"value": value}})
+    assert Record.decode(record.line).value == record.value
+
+
+def test_selections_that_cannot_be_read_are_counted() -> None:
+    good = {"id": "a", "location": {"type": "environment", "environmentId": "w", "path": "file:///p"}}
+    for written, found, left_out in (([good, {"id": "b"}, 5], 1, 2), ("x", 0, 1), (None, 0, 0), ([], 0, 0)):
+        meta = SessionMeta({"id": "t", "selected_capability_roots": written})
+        assert (len(meta.selected_capability_roots), meta.unreadable_roots) == (found, left_out)
 
 
 def test_what_is_missing_has_its_default() -> None:

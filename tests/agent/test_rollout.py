@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exec_server.agent.record import Record, SessionMeta
+from exec_server.agent.record import BadRecord, Record, SessionMeta
 from exec_server.agent.rollout import (
     RolloutError,
     RolloutWriter,
@@ -287,3 +288,77 @@ def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     written = lines(path)
     assert [line["ordinal"] for line in written] == [0, 1]
     assert written[1]["payload"] == {"text": "there is room again"}
+
+
+def test_threads_share_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with RolloutWriter.create(str(path), META) as writer:
+
+        def append() -> None:
+            for number in range(100):
+                writer.append("a", {"number": number, "text": "x" * 500})
+
+        workers = [threading.Thread(target=append) for _ in range(8)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert [line["ordinal"] for line in lines(path)] == list(range(801))
+
+
+def test_processes_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with RolloutWriter.create(str(path), META) as writer:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                writer.append("a", {})
+            except BaseException as error:
+                os.write(writing, f"{type(error).__name__}: {error}".encode())
+            os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as said:
+            assert said.read().startswith(b"RolloutError: %b is being written by process" % bytes(path))
+        os.waitpid(child, 0)
+        writer.append("a", {})
+    assert [line["ordinal"] for line in lines(path)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "more", "said"),
+    [
+        ("a", {}, {"ordinal": 7}, "`ordinal` cannot be given"),
+        ("a", {}, {"type": "b", "timestamp": "T"}, "`timestamp`, `type` cannot be given"),
+        ("session_meta", {"id": "x"}, {}, "is the first record of a thread"),
+        ("", {}, {}, "the type of a record is a word"),
+        ("a", [], {}, "the payload of a record is an object, not list"),
+        ("a", {"x": float("nan")}, {}, "payload.x is nan"),
+    ],
+)
+def test_records_that_are_refused(
+    tmp_path: Path, kind: str, payload: Any, more: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "r.jsonl"
+    with RolloutWriter.create(str(path), META) as writer:
+        before = path.read_bytes()
+        with pytest.raises(BadRecord, match=said):
+            (writer.append)(kind, payload, **more)
+        assert path.read_bytes() == before
+        assert writer.append("a", {}, extra=1).ordinal == 1
+
+
+def test_after_the_end(tmp_path: Path) -> None:
+    writer = RolloutWriter.create(str(tmp_path / "r.jsonl"), META)
+    writer.close()
+    for use in (lambda: writer.append("a", {}), writer.sync, lambda: writer.size):
+        with pytest.raises(RolloutError, match="is closed here; resume the thread"):
+            use()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "r.jsonl")
+    os.mkfifo(path)
+    for use in (read_meta, read_rollout, RolloutWriter.open):
+        with pytest.raises(RolloutError, match="is not a file"):
+            use(path)

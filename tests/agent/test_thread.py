@@ -334,3 +334,50 @@ def test_the_list_is_newest_first(tmp_path: Path) -> None:
     assert found[0].path == thread.path
     assert found[0].started in thread.path
     assert found[0].meta.selected_capability_roots == [P]
+
+
+def test_a_parent_that_was_changed_is_noticed(threads: Threads) -> None:
+    with threads.start("/w") as parent:
+        talk(parent, 3)
+    whole = Path(parent.path).read_bytes()
+    with threads.fork(parent.id) as child:
+        say(child, "on")
+    expected = len(threads.read(child.id)[1])
+    lines = whole.splitlines(keepends=True)
+    changed = [*lines[:-1], lines[-1].replace(b'"payload":', b'"payload" :   ')]
+    for content in (b"".join(lines[:-2]), b"".join(lines[:1]), b"".join(changed)):
+        Path(parent.path).write_bytes(content)
+        with pytest.raises(RolloutError, match=f"the thread {parent.id} was, and that was changed since"):
+            threads.read(child.id)
+        with pytest.raises(RolloutError, match="changed since"):
+            threads.resume(child.id)
+    Path(parent.path).write_bytes(whole)
+    with threads.resume(parent.id) as parent:
+        talk(parent, 2)  # what comes later is not the child's
+    assert len(threads.read(child.id)[1]) == expected
+
+
+def test_a_thread_that_is_closed_says_so(threads: Threads) -> None:
+    for words in (0, 1):
+        thread = threads.start("/w")
+        if words:
+            say(thread, "hello")
+        thread.close()
+        with pytest.raises(RolloutError, match="is closed; resume it to go on with it"):
+            say(thread, "more")
+
+
+def test_turns_are_not_negative(threads: Threads) -> None:
+    with threads.start("/w") as thread:
+        talk(thread, 2)
+    with pytest.raises(ValueError, match="0 or more, not -1"):
+        threads.fork(thread.id, turns=-1)
+
+
+def test_a_pipe_among_the_threads_is_not_waited_for(threads: Threads) -> None:
+    with threads.start("/w") as thread:
+        say(thread, "hello")
+    os.mkfifo(
+        os.path.join(os.path.dirname(thread.path), f"rollout-2026-01-02T03-04-05-{new_thread_id()}.jsonl")
+    )
+    assert [found.id for found in threads.list()] == [thread.id]

@@ -219,3 +219,52 @@ def test_a_line_tells_those_who_wait(home: Path) -> None:
 def test_help_knows_the_command(command: Command) -> None:
     assert "  env " in command("help").stdout
     assert command("env", "--help").returncode == 0
+
+
+def test_one_that_cannot_be_checked_hides_no_other(command: Command, home: Path) -> None:
+    (home / "environments.toml").write_text(
+        f"""
+        [[environments]]
+        id = "bad"
+        url = "ws://127.0.0.1:99999"
+        [[environments]]
+        id = "good"
+        program = "{COMMAND}"
+        args = ["--listen", "stdio"]
+        """
+    )
+    done = command("env", "check")
+    assert done.returncode == 1
+    assert "ok    good" in done.stdout
+    assert "FAIL  bad" in done.stdout
+    assert "Port out of range" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_checking_nothing_says_so(home: Path) -> None:
+    (home / "environments.toml").unlink()
+    done = subprocess.run(
+        [COMMAND, "env", "check"],
+        env=variables(home, CODEX_EXEC_SERVER_URL="none"),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == ("no environment may be used (CODEX_EXEC_SERVER_URL)\n", 0)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_this_machine(command: Command, name: str) -> None:
+    for words in (
+        ("run", "--env", name, "--", "echo", "here"),
+        ("env", "shell", name),
+        ("ps", "--env", name),
+    ):
+        done = command(*words)
+        assert (done.stdout, done.returncode) == ("", 1)
+        assert "environment id cannot be empty" in done.stderr
+
+
+def test_help_cuts_no_sentence(command: Command) -> None:
+    assert "..." not in command("env", "--help").stdout.replace("[ARGS]...", "")

@@ -15,6 +15,7 @@ from exec_server.client.recovery import (
     Backoff,
     Happening,
     State,
+    budget,
     failure_text,
     is_worth_another_try,
     sleep_text,
@@ -158,3 +159,24 @@ def test_a_sleep_is_told_apart_from_a_blip() -> None:
     assert "this machine slept for 2h05min, longer than the 30s for which the server keeps" in slept
     assert "slept for 40s, less than the 60min" in sleep_text(40.0, 3600.0)
     assert sleep_text(1.0, 30.0) == ""
+
+
+def test_how_long_to_try() -> None:
+    assert budget(None, None) == 25
+    assert budget(None, 5.0) == 25, "the server says no, soon enough"
+    assert budget(None, 600.0) == 595
+    assert budget(3.0, 600.0) == 3
+    assert budget(0.0, None) == 0
+
+
+def test_a_session_that_was_had_again_is_tried_for_as_long_again() -> None:
+    attempts = Attempts(0.0, 0.0, 25.0)
+    attempts.renew(40.0)
+    assert isinstance(attempts.failed(60.0, 0.0, ConnectionLost("x")), float)
+    assert isinstance(attempts.failed(66.0, 0.0, ConnectionLost("x")), str)
+
+
+def test_an_absence_that_was_too_long_is_named() -> None:
+    text = failure_text("cut", "unknown session id x", 0.0, 30.0, 41.0)
+    assert text.endswith("(away for 41s; the server keeps a session without a connection for 30s)")
+    assert failure_text("cut", "unknown session id x", 0.0, 30.0, 12.0).endswith("unknown session id x")

@@ -210,3 +210,31 @@ def test_what_comes_before_the_answer_may_be_much() -> None:
     sequencer.recovering = True
     with pytest.raises(ReorderOverflow):
         sequencer.push(5000, Output(5000, "stdout", bytes(module.MAX_EARLY_BYTES_RECOVERING + 1)))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(0, 40), st.integers(0, 60))
+def test_what_was_missed_comes_in_parts(sizes: list[int], live_from: int, exit_at: int) -> None:
+    """The answers of a server that was given a budget, until they go over into what comes by itself."""
+    total = sum(sizes)
+    exit_seq = min(exit_at, total) + 1
+    closed_seq = total + 2
+    chunks = [Output(seq, "stdout", b"x") for seq in range(1, closed_seq) if seq != exit_seq]
+    events: list[Event] = [*chunks, Exited(exit_seq, 0, False), Closed(closed_seq)]
+    live = sorted((event for event in events if numbers([event])[0] > live_from), key=lambda e: numbers([e]))
+    sequencer = Sequencer()
+    sequencer.expect_recovery()
+    published: list[Event] = []
+    for event in live[: len(live) // 2]:
+        published += sequencer.push(numbers([event])[0], event)
+    for size in [*sizes, 1]:
+        if sequencer.joined:
+            break
+        found = [chunk for chunk in chunks if chunk.seq > sequencer.last][:size]
+        following = found[-1].seq + 1 if found else closed_seq + 1
+        answer = ReadOutput(found, following, True, 0, True, None, False)
+        published += sequencer.recover(answer, partial=bool(found))
+    for event in live[len(live) // 2 :]:
+        published += sequencer.push(numbers([event])[0], event)
+    assert numbers(published) == list(range(1, closed_seq + 1))
+    assert sequencer.ended
+    assert sequencer.arrived == closed_seq

@@ -17,7 +17,7 @@ import pytest
 
 import exec_server
 from exec_server import Closed, ConnectionLost, Exited, Failed, Output, ProcessFailed
-from exec_server.client import session
+from exec_server.client import client, session
 from exec_server.client.client import CATCH_UP_BYTES, Client, ConnectOptions, State, connect
 from exec_server.client.errors import Recovering, SessionLost, TooManyCalls
 from exec_server.client.rpc import MAX_CALLS
@@ -255,6 +255,37 @@ def test_a_process_waits_for_a_client_that_is_away(drive: Drive, tmp_path: Path)
         await eventually_async((tmp_path / "done").exists)
 
     drive(scenario)
+
+
+def test_a_slow_line_may_take_its_time(drive: Drive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`recovery_timeout` is for having the session again; what has arrived stays when it breaks once more."""
+    monkeypatch.setattr(client, "CATCH_UP_BYTES", 128 * 1024)
+    size = 3 * 1024 * 1024
+    script = f"echo ready; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; head -c {size} /dev/zero"
+
+    async def scenario(machine: Environment, faults: Faults) -> None:
+        process = await machine.start(["sh", "-c", f"{script}; touch {tmp_path}/done; read x"], stdin=True)
+        output = process.output()
+        await anext(output)
+        faults.add(Cut("received", at=9), Delay(0.15))
+        faults.refuse()
+        faults.cut()
+        (tmp_path / "go").touch()
+        await eventually_async((tmp_path / "done").exists)
+        begun = time.monotonic()
+        faults.allow()
+        received = 0
+        while received < size:
+            received += len((await anext(output)).data)
+        await machine.files.exists("/")
+        assert time.monotonic() - begun > 3.0, "this proves nothing if it was quick"
+        assert faults.connections == 3
+        after = [params["afterSeq"] for params in sent(faults, "process/read")]
+        assert len(after) > 20
+        assert after == sorted(after)
+        assert len(after) - len(set(after)) <= 1, "only what was on its way is asked for again"
+
+    drive(scenario, Hold(), recovery_timeout=3.0)
 
 
 def test_a_flood_loses_nothing(drive: Drive) -> None:

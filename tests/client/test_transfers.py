@@ -271,8 +271,8 @@ def test_trees_with_odd_things_in_them(place: Path) -> None:
 
     drive(scenario)
     for copy in (b"back", b"again", b"more"):
-        with open(os.fsencode(place) + b"/" + copy + b"/bad\xff", "rb") as file:
-            assert file.read() == b"bytes"
+        with open(os.fsencode(place) + b"/" + copy + b"/bad\xff", "rb") as brought:
+            assert brought.read() == b"bytes"
 
 
 def test_a_tree_into_itself(place: Path) -> None:

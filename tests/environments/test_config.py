@@ -126,8 +126,7 @@ def test_the_relay_variables_come_first_and_together(tmp_path: Path) -> None:
     assert "secret-token" not in repr(found)
     for name in variables:
         some = {**variables, name: " "}
-        with pytest.raises(ConfigurationError, match=f"{name} must be set as well"):
-            load(str(tmp_path), some)
+        assert load(str(tmp_path), some).ids() == ["local", "box"], "as the reference: all or nothing"
 
 
 def test_the_home_directory(tmp_path: Path) -> None:
@@ -411,3 +410,47 @@ def test_what_is_accepted_can_be_used(entries: list[dict[str, str]]) -> None:
         assert len(set(found.ids())) == len(found.ids())
         for environment in found.environments:
             assert isinstance(environment.transport, WebsocketTransport | CommandTransport)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"env": '{ "A=B" = "c" }'}, "env cannot have a variable named `A=B`"),
+        ({"env": '{ "" = "c" }'}, "env cannot have a variable named ``"),
+        ({"env": '{ A = "\\u0000" }'}, "env cannot contain a NUL character"),
+        ({"args": '["\\u0000"]'}, "args cannot contain a NUL character"),
+        ({"cwd": '"/a\\u0000"'}, "cwd cannot contain a NUL character"),
+        ({"cwd": '"~/x"'}, "cwd `~/x` must be written out: `~` is not a home directory here"),
+    ],
+)
+def test_a_command_that_cannot_be_started(members: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(entry(id='"a"', program='"p"', **members), "/home/x/environments.toml")
+    assert caught.value.reason == f"environment `a` {said}"
+
+
+@pytest.mark.parametrize("seconds", ["1e300", "1" + "0" * 400, "18446744073709551616"])
+def test_a_time_that_is_none(seconds: str) -> None:
+    for key in ("connect_timeout_sec", "initialize_timeout_sec"):
+        with pytest.raises(ConfigurationError, match=f"`{key}` of environment `a` is longer than"):
+            parse(entry(id='"a"', url='"ws://h"', **{key: seconds}))
+
+
+def test_messages_are_one_line() -> None:
+    for text in (
+        entry(id='"a\\nb"', url='"ws://h"'),
+        entry(id='"a"', url='"ws://h\\nx"'),
+        entry(id='"a"', url='"http://h\\nx"'),
+        'default = "a\\nb"\n',
+        '"a\\nb" = 1\n',
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            parse(text)
+        assert "\n" not in caught.value.reason
+        assert "\\n" in caught.value.reason
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "environments.toml")
+    with pytest.raises(ConfigurationError, match=r"failed to read environment config `.*`: not a file"):
+        load(str(tmp_path), {})

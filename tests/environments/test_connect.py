@@ -92,3 +92,35 @@ def test_a_context_that_is_left_by_an_error_ends_its_processes(server: RunningSe
     with pytest.raises(KeyError):
         asyncio.run(main())
     assert not running(marker)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"token": "a\r\nX-Evil: 1"}, "the token cannot be sent: its value has a line break or a NUL in it"),
+        ({"token": "a\0"}, "the token cannot be sent: its value has a line break"),
+        ({"token": "日本"}, "the token cannot be sent: character 8 of its value is not Latin-1"),
+        ({"headers": {"X-A": "b\nX-Evil: 1"}}, "the header 'X-A' cannot be sent: its value has a line"),
+        ({"headers": {"X-A: b\r\nX-Evil": "1"}}, "cannot be sent: that is no name for a header"),
+        ({"headers": {"": "1"}}, "that is no name for a header"),
+        ({"recovery_timeout": -1}, "recovery_timeout is a number of seconds"),
+        ({"recovery_timeout": float("nan")}, "recovery_timeout is a number of seconds"),
+    ],
+)
+def test_options_that_cannot_be(server: RunningServer, options: dict[str, Any], said: str) -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match=said) as caught:
+            await exec_server.connect(server.url, **options)
+        assert "Evil: 1" not in str(caught.value), "values may be secret"
+
+    asyncio.run(main())
+
+
+def test_a_port_that_is_none() -> None:
+    async def main() -> None:
+        with pytest.raises(
+            exec_server.ExecServerError, match="cannot connect to `ws://h:99999`: Port out of"
+        ):
+            await exec_server.connect("ws://h:99999")
+
+    asyncio.run(main())

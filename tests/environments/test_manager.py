@@ -24,6 +24,7 @@ from exec_server.environments.config import (
     RelayTransport,
     Transport,
     WebsocketTransport,
+    parse,
 )
 from exec_server.environments.handle import Handle, ObservedStatus
 from exec_server.environments.manager import EnvironmentManager
@@ -463,3 +464,24 @@ def test_the_manager_is_cheap_to_import() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_nothing_is_added_after_the_end(server: RunningServer) -> None:
+    async def main() -> None:
+        manager = EnvironmentManager()
+        await manager.close()
+        with pytest.raises(ConfigurationError, match="the registry of environments is closed"):
+            manager.upsert_environment("late", server.url)
+        assert not manager.handles
+
+    asyncio.run(main())
+
+
+def test_a_directory_that_is_not_there_is_named_as_such(tmp_path: Path) -> None:
+    async def main() -> None:
+        text = f'[[environments]]\nid = "a"\nprogram = "true"\ncwd = "{tmp_path}/none"\n'
+        async with EnvironmentManager(parse(text)) as manager:
+            with pytest.raises(ExecServerError, match=rf"its directory \(cwd\).*{tmp_path}/none"):
+                await manager.handles["a"].environment()
+
+    asyncio.run(main())

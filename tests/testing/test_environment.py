@@ -120,3 +120,8 @@ def test_differences_are_found() -> None:
 def test_an_environment_that_cannot_be_made_fails() -> None:
     report = asyncio.run(check_environment(lambda: exec_server.connect("ws://127.0.0.1:1"), only="it says"))
     assert "failed to connect" in report.outcomes[0].detail
+
+
+def test_a_check_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="no check has 'no such check' in its name"):
+        asyncio.run(check_environment(lambda: exec_server.connect(), only="no such check"))

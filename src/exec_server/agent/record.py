@@ -76,7 +76,7 @@ class Record:
         if ordinal is not None:
             first = {"timestamp": value.pop("timestamp")} if "timestamp" in value else {}
             value = {**first, "ordinal": ordinal, **value}
-        return Record(value)
+        return Record(value, msgspec.json.encode(value))  # what JSON has carried once, it carries again
 
     def __repr__(self) -> str:
         return f"Record({self.ordinal}, {self.type!r})"

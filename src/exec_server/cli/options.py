@@ -23,7 +23,7 @@ def server_options(required: bool) -> Callable[[F], F]:
             envvar="EXEC_SERVER_URL",
             metavar="URL",
             help="Server to use: ws://, wss://, unix:// or stdio:COMMAND."
-            + ("" if required else " Without it and --env: this machine, whatever is configured."),
+            + ("" if required else " Without it the command runs on this machine."),
         )(command)
         return click.option(
             "--token-file",

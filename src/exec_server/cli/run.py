@@ -67,6 +67,8 @@ def run(
 ) -> None:
     """Run COMMAND, pass on its input, output, signals and terminal size, and exit with its code.
 
+    Without --env, --url and EXEC_SERVER_URL it runs on this machine, whatever default is configured.
+
     A command that dies of signal N gives 128 + N; one that is not found gives 127, one that may not be
     run 126; --timeout gives 124. A signal that does not get through to the command, because the connection
     is lost or (at the second one) because the server does not answer, ends this program.

@@ -191,10 +191,11 @@ def read_entry(table: Any, number: int) -> Entry:
         if key not in table:
             return None
         number = check_kind(table[key], float, key, where)
-        # Compared before it is converted: a whole number may be too large to be anything else.
-        value = float(number) if -MAX_SECONDS < number < MAX_SECONDS else math.nan
+        if number >= MAX_SECONDS:  # compared as it is: a whole number may be too large to be converted
+            raise BadShape(f"`{key}`{where} is longer than anybody can wait")
+        value = -1.0 if number < 0 else float(number)
         if not math.isfinite(value) or value < 0:
-            raise BadShape(f"`{key}`{where} must be a number of seconds, zero or more, and less than 2^64")
+            raise BadShape(f"`{key}`{where} must be a number of seconds, zero or more")
         return value
 
     args = env = None

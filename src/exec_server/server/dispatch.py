@@ -49,8 +49,8 @@ _FAMILIES: Final = {
 _INITIALIZE: Final = Method(
     InitializeParams, lambda connection, params: connection.initialize(params), family=None
 )
-_NOT_AHEAD: Final = frozenset({"files"})
-"""Holds a descriptor from its import on, which a server that is asked for no files does without."""
+_NOT_AHEAD: Final = frozenset({"files", "capabilities"})
+"""Hold a descriptor from their import on, which a server that is asked for no files does without."""
 
 _methods: dict[str, Method] = {"initialize": _INITIALIZE}
 _loaded: set[str] = set()

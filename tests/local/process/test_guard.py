@@ -28,9 +28,12 @@ def guardians(server_pid: int) -> list[int]:
     """Of this server."""
     found = []
     for pid in children(server_pid):
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            if b"guardian.py" in file.read() and stat(pid).state not in "ZX":
-                found.append(pid)
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if b"guardian.py" in file.read() and stat(pid).state not in "ZX":
+                    found.append(pid)
+        except FileNotFoundError:
+            continue  # it has been reaped meanwhile
     return found
 
 
