@@ -12,6 +12,7 @@ import pytest
 import exec_server
 from exec_server import Unsupported
 from exec_server.client.files import BLOCK_BYTES, WHOLE_WRITE_BYTES
+from exec_server.client.landing import part_name
 from exec_server.services import Files, WalkEntry
 
 Target = str | list[str]
@@ -148,7 +149,8 @@ def test_trees_and_resumption(target: Target, place: Path) -> None:
         for path in tree.rglob("*"):
             if path.is_file():
                 assert (place / "back" / path.relative_to(tree)).read_bytes() == path.read_bytes()
-        (place / "up.part").write_bytes(data[: 5 * BLOCK_BYTES])
+        begun = part_name(f"{place}/up", f"{os.uname().nodename}:{tree}/large")
+        Path(begun).write_bytes(data[: 5 * BLOCK_BYTES])
         done = await files.upload(f"{tree}/large", f"{place}/up")
         assert (done.resumed_bytes, (place / "up").read_bytes() == data) == (5 * BLOCK_BYTES, True)
 
