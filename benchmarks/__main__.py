@@ -15,9 +15,10 @@ from pathlib import Path
 
 from . import chart, report
 from .client import WrongAnswer
+from .deadline import SECONDS_PER_ROUND, deadline
 from .measurements import MEASUREMENTS, Measurement
 from .reference import find_reference
-from .rounds import NOISE, SECONDS_PER_ROUND, Result, blame, deadline, take_turns
+from .rounds import NOISE, Result, blame, take_turns
 from .server import Command, WebSocketServer
 from .workloads import Effort, check_content
 from .yardsticks import BINARY_TARGET, Yardsticks, measure_yardsticks

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from .client import Client, WrongAnswer, result_of
+from .deadline import SECONDS_PER_ROUND, deadline
 from .reference import find_reference
-from .rounds import deadline
 from .server import Command, WebSocketServer
 from .workloads import Effort
 
@@ -35,7 +35,6 @@ FORBIDDING = Path(__file__).parent.parent / "tests" / "support" / "forbidding.py
 """Starts a server that can make no user namespaces, and so has Landlock only."""
 
 ROUNDS = 7
-SECONDS_PER_ROUND = 60
 _numbers = itertools.count(1)
 
 

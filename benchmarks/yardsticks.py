@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from .client import WrongAnswer
 from .client_websocket import WebSocketClient
+from .deadline import SECONDS_PER_ROUND, deadline
 from .output import ProcessCount
-from .rounds import SECONDS_PER_ROUND, blame, deadline
+from .rounds import blame
 from .server import Command, WebSocketServer
 from .workloads import Effort, output_of_pipe, zeros
 

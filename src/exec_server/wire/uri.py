@@ -25,10 +25,11 @@ _OPAQUE_PREFIX: Final = "file:///%00/bad/path/"
 
 _OPAQUE_TAIL = re.compile(r"[A-Za-z0-9_\-]+")
 
-_PLAIN_NAME = r"[A-Za-z0-9_\-+@=,;~!$&'()*^\[\]][A-Za-z0-9_\-+@=,;~!$&'()*^\[\].]*"
+_PLAIN_NAME = r"(?!\.\.?(?:/|\Z))[A-Za-z0-9_\-+@=,;~!$&'()*^\[\].]+"
 _PLAIN = re.compile(f"file:///(?:{_PLAIN_NAME}(?:/{_PLAIN_NAME})*/?)?")
 """Already in normal form, no drive, no escapes, no dot segments: nearly every path there is."""
 
+_DOTS = re.compile(r"/\.\.?(?:/|\Z)")
 _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):")
 _DRIVE = re.compile(r"[A-Za-z][:|]")
@@ -91,7 +92,7 @@ def is_opaque(uri: str) -> bool:
 
 def _normalise(path: str) -> str:
     """Lexically: no empty and no `.` parts, `..` removes its predecessor and never leaves the root."""
-    if "//" not in path and "/." not in path:
+    if "//" not in path and ("/." not in path or not _DOTS.search(path)):
         return path.rstrip("/") or "/"
     parts: list[str] = []
     for part in path.split("/"):
