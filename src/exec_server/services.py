@@ -33,6 +33,7 @@ __all__ = [
     "Failed",
     "FileMetadata",
     "FilePart",
+    "FilePath",
     "Files",
     "GlobFound",
     "Headers",
@@ -105,6 +106,8 @@ class Completed(Struct, frozen=True):
     terminal: bytes
     exit_code: int | None
     dropped_bytes: int = 0
+    sandbox_denied: bool = False
+    """Whether it failed because its sandbox kept something from it, as far as the server can tell."""
 
     @property
     def truncated(self) -> bool:
@@ -241,6 +244,10 @@ class Processes(Protocol):
 # Files -------------------------------------------------------------------------------------------
 
 
+FilePath = str | PathLike[str]
+"""How callers name a file."""
+
+
 class FileMetadata(Struct, frozen=True, gc=False):
     """What a path is. All three flags are false for a FIFO, a socket or a device."""
 
@@ -352,47 +359,47 @@ Progress = Callable[[int, int, str], None]
 class Files(Protocol):
     """A machine's files.
 
-    A path is a native path, absolute or relative to the server's own directory, or a `file:` URI. Paths in
-    results are native, with surrogate escapes where a name is not UTF-8. What the machine refuses is an
-    OSError of the usual kind: FileNotFoundError, PermissionError, IsADirectoryError, and so on. A connection
-    that breaks meanwhile is a ConnectionError.
+    A path is a native path (a string, or what `os.fspath` makes one of), absolute or relative to the server's
+    own directory, or a `file:` URI. Paths in results are native strings, with surrogate escapes where a name
+    is not UTF-8. What the machine refuses is an OSError of the usual kind (FileNotFoundError, and so on). A
+    connection that breaks meanwhile is a ConnectionError.
     """
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: FilePath) -> bytes:
         """All of a file. For one that does not fit into memory use `stream`."""
 
-    async def read_range(self, path: str, offset: int, length: int) -> FilePart:
+    async def read_range(self, path: FilePath, offset: int, length: int) -> FilePart:
         """Up to `length` bytes from `offset` on; fewer only at the end of the file."""
 
-    def stream(self, path: str, offset: int = 0) -> AsyncIterator[bytes]:
+    def stream(self, path: FilePath, offset: int = 0) -> AsyncIterator[bytes]:
         """A file of any size, block by block, in constant memory.
 
         The file stays the one that was opened even if it is replaced meanwhile. To stop early, leave the
         loop and call `aclose`, or just drop the iterator.
         """
 
-    async def write(self, path: str, data: bytes) -> None:
+    async def write(self, path: FilePath, data: bytes) -> None:
         """Make a file have this content, creating it if need be."""
 
-    async def write_stream(self, path: str, blocks: AsyncIterable[bytes] | Iterable[bytes]) -> int:
+    async def write_stream(self, path: FilePath, blocks: AsyncIterable[bytes] | Iterable[bytes]) -> int:
         """Write what comes, in constant memory, and return how many bytes it was.
 
         Where the server can, the file has its old content until all of the new one is there. Elsewhere it
         is emptied first and grows in place: whoever reads it meanwhile sees a part of it.
         """
 
-    async def metadata(self, path: str, follow_symlinks: bool = True) -> FileMetadata:
+    async def metadata(self, path: FilePath, follow_symlinks: bool = True) -> FileMetadata:
         """What a path is. With `follow_symlinks=False` a link anywhere in the path is an error."""
 
-    async def exists(self, path: str) -> bool:
+    async def exists(self, path: FilePath) -> bool:
         """Whether there is something, at the end of all links."""
 
-    async def list(self, path: str) -> list[DirectoryEntry]:
+    async def list(self, path: FilePath) -> list[DirectoryEntry]:
         """The names in a directory, sorted. Servers other than ours leave out links that lead nowhere."""
 
     async def walk(
         self,
-        path: str,
+        path: FilePath,
         *,
         max_depth: int = 64,
         max_directories: int = 10_000,
@@ -402,27 +409,27 @@ class Files(Protocol):
     ) -> Walked:
         """The tree below a directory, level by level. Links are left out, or entered if asked to."""
 
-    async def make_directory(self, path: str, recursive: bool = True) -> None:
+    async def make_directory(self, path: FilePath, recursive: bool = True) -> None:
         """Make a directory; `recursive` makes its parents too and does not mind if it is there."""
 
-    async def remove(self, path: str, recursive: bool = False, force: bool = False) -> None:
+    async def remove(self, path: FilePath, recursive: bool = False, force: bool = False) -> None:
         """Remove a file, a link or an empty directory; with `recursive` a whole tree.
 
         `force` does not mind if there is nothing.
         """
 
-    async def copy(self, source: str, destination: str, recursive: bool = False) -> None:
+    async def copy(self, source: FilePath, destination: FilePath, recursive: bool = False) -> None:
         """Copy on that machine. A directory needs `recursive` and is merged into an existing one."""
 
-    async def move(self, source: str, destination: str, overwrite: bool = False) -> None:
+    async def move(self, source: FilePath, destination: FilePath, overwrite: bool = False) -> None:
         """Rename; what has the new name already is replaced only if told to."""
 
-    async def canonicalize(self, path: str) -> str:
+    async def canonicalize(self, path: FilePath) -> str:
         """The path with every link resolved; it must exist."""
 
     async def glob(
         self,
-        path: str,
+        path: FilePath,
         pattern: str,
         *,
         kind: Literal["file", "directory", "any"] = "file",
@@ -434,7 +441,7 @@ class Files(Protocol):
 
     async def search(
         self,
-        path: str,
+        path: FilePath,
         pattern: str,
         *,
         fixed_strings: bool = False,
@@ -449,7 +456,9 @@ class Files(Protocol):
     ) -> SearchFound:
         """Lines that match a regular expression, in a file or in all files below a directory."""
 
-    def watch(self, path: str, recursive: bool = False) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
+    def watch(
+        self, path: FilePath, recursive: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterator[Change]]:
         """`async with files.watch(path) as changes: async for change in changes: ...`
 
         The path need not exist. Changes made after the context was entered are reported; the watch goes
@@ -457,7 +466,7 @@ class Files(Protocol):
         """
 
     async def upload(
-        self, local: str, remote: str, progress: Progress | None = None, *, verify: bool = True
+        self, local: FilePath, remote: FilePath, progress: Progress | None = None, *, verify: bool = True
     ) -> Transferred:
         """Bring a file or a tree of this machine there, as `remote`.
 
@@ -466,7 +475,7 @@ class Files(Protocol):
         """
 
     async def download(
-        self, remote: str, local: str, progress: Progress | None = None, *, verify: bool = True
+        self, remote: FilePath, local: FilePath, progress: Progress | None = None, *, verify: bool = True
     ) -> Transferred:
         """The other way round, with the same promises."""
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from support.sandbox import FORBIDDING
 from support.server import COMMAND, server_environment
@@ -79,3 +82,20 @@ def test_switches_of_the_kernel(tmp_path: Path) -> None:
     assert lines["user.max_user_namespaces"].startswith("sysctl user.max_user_namespaces=")
     assert "unprivileged_userns_clone=1" in lines["kernel.unprivileged_userns_clone"]
     assert "userns," in lines["AppArmor"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_mounts_are_shared(needs_bubblewrap: None, tmp_path: Path) -> None:
+    """In a mount namespace of its own: this machine's mounts stay as they are."""
+    shared = ["/bin/sh", "-c", 'mount --make-rshared / && PATH=$WITH exec "$0" "$@"']
+    prefix = ["unshare", "--mount", "--propagation", "private", *shared]
+    code, text = doctor(prefix=prefix, WITH=os.environ["PATH"])
+    assert code == 0, text
+    assert "shared, and kept out of sandboxes by unshare" in text
+    bwrap = shutil.which("bwrap")
+    assert bwrap is not None
+    (tmp_path / "bwrap").symlink_to(bwrap)
+    code, text = doctor(prefix=prefix, WITH=str(tmp_path))
+    assert code == 1
+    assert "--  mounts" in text
+    assert "install util-linux" in text

@@ -59,6 +59,23 @@ def test_network(tmp_path: Path) -> None:
     assert run("--sandbox", "read-only", "--network", *python, cwd=tmp_path)[:2] == (0, "open\n")
 
 
+def test_programs_that_are_not_there(folders: tuple[Path, Path]) -> None:
+    """As without a sandbox: 127, or 126 for what is there and no program."""
+    here, _ = folders
+    (here / "text").write_text("text")
+    for program, code, reason in [
+        ("no-such-program", 127, "No such file or directory"),
+        ("./no-such-program", 127, "No such file or directory"),
+        ("./text", 126, "Permission denied"),
+    ]:
+        found, output, errors = run("--sandbox", "read-only", "--", program, "x", cwd=here)
+        assert (found, output) == (code, "")
+        assert f"exec-server: cannot run {program} in its sandbox: {reason}\n" in errors
+        assert run("--", program, cwd=here)[0] == code
+    imitation = "echo bwrap: execvp sh: No such file or directory >&2; echo more; exit 1"
+    assert run("--sandbox", "read-only", "--", "sh", "-c", imitation, cwd=here)[0] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -52,6 +52,8 @@ def test_workspace_write() -> None:
     bare = on_the_wire(Sandbox.workspace_write("file:///w", slash_tmp=False, tmpdir=False))
     kinds = [entry["path"]["value"]["kind"] for entry in bare["permissions"]["file_system"]["entries"]]
     assert kinds == ["root", *["project_roots"] * 4]
+    without_roots = Sandbox.workspace_write(writable=["/x"], tmpdir=False)
+    assert on_the_wire(without_roots) == managed(ROOT, special("slash_tmp", "write"), path("/x", "write"))
 
 
 def test_the_others() -> None:
@@ -97,6 +99,7 @@ def test_commands_and_files(server: RunningServer, tmp_path: Path) -> None:
     place = os.path.realpath(tmp_path)
     os.mkdir(f"{place}/w")
     os.mkdir(f"{place}/o")
+    os.mkdir(f"{place}/v")
     Path(f"{place}/w/x.env").write_bytes(b"secret")
     box = Sandbox.workspace_write(f"{place}/w", slash_tmp=False, tmpdir=False).denying("**/*.env")
 
@@ -105,6 +108,7 @@ def test_commands_and_files(server: RunningServer, tmp_path: Path) -> None:
             ["sh", "-c", "echo in > w/in; cat w/x.env; echo out > o/out"], cwd=place, sandbox=box
         )
         assert done.exit_code != 0
+        assert done.sandbox_denied
         assert b"Permission denied" in done.stderr
         assert b"Read-only file system" in done.stderr
         files = client.files.under(box)
@@ -117,6 +121,14 @@ def test_commands_and_files(server: RunningServer, tmp_path: Path) -> None:
             await files.write(f"{place}/o/file", b"content")
         with pytest.raises(OSError, match="Read-only file system"):
             await files.write_stream(f"{place}/o/file", [b"content"])
+        for argv in (["no-such-program"], ["sh", "-c", "exit 3"]):
+            assert not (await client.run(argv, sandbox=box)).sandbox_denied
+        # Without a workspace, but with something to write to.
+        elsewhere = Sandbox.workspace_write(writable=[f"{place}/v"], slash_tmp=False, tmpdir=False)
+        assert (await client.run(["touch", f"{place}/v/made"], sandbox=elsewhere)).exit_code == 0
+        await client.files.under(elsewhere).write(f"{place}/v/file", b"content")
+        with pytest.raises(OSError, match="Read-only file system"):
+            await client.files.under(elsewhere).write(f"{place}/w/file", b"content")
         # Without the sandbox everything is as ever.
         assert await client.files.read(f"{place}/w/x.env") == b"secret"
         assert (await client.files.metadata(f"{place}/w/x.env")).size == 6
@@ -125,4 +137,5 @@ def test_commands_and_files(server: RunningServer, tmp_path: Path) -> None:
     through(server, body)
     assert sorted(os.listdir(f"{place}/w")) == ["file", "in", "stream", "x.env"]
     assert os.listdir(f"{place}/o") == []
+    assert sorted(os.listdir(f"{place}/v")) == ["file", "made"]
     assert Path(f"{place}/w/stream").read_bytes() == b"onetwo"

@@ -89,3 +89,19 @@ def test_never_without_time_or_with_one_processor(world: World, monkeypatch: pyt
 
 def test_interruptions_are_counted() -> None:
     assert linger._interruptions() >= 0
+
+
+def test_awake_for_whoever_is_about_to_answer(world: World) -> None:
+    lingering = Linger(world, 50e-6)  # type: ignore[arg-type]
+    lingering.end()
+    lingering.expect(200e-6)
+    world.turn(150e-6)
+    assert world.awake
+    world.turn(60e-6)
+    assert not world.awake
+
+
+def test_who_does_not_linger_does_not_for_anybody(world: World) -> None:
+    lingering = Linger(world, 0.0)  # type: ignore[arg-type]
+    lingering.expect(200e-6)
+    assert not world.awake

@@ -258,6 +258,40 @@ def abstract_socket(name: str) -> str:
         return opened.recv(100).decode()
 
 
+def datagram(path: str) -> str:
+    """Tell somebody outside something, who need not even answer: a system log, a service manager."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as opened:
+        opened.sendmsg([b"escaped"], [], 0, path)
+    return path
+
+
+def datagram_raw(path: str) -> str:
+    """The same by another name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_RAW | socket.SOCK_CLOEXEC) as opened:
+        opened.sendmsg([b"escaped"], [], 0, path)
+    return path
+
+
+def datagram_by_pair(path: str) -> str:
+    """A datagram goes where its address says, whoever its socket is connected to."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        ours.sendmsg([b"escaped"], [], 0, path)
+    return path
+
+
+def own_server(path: str) -> str:
+    """Ask the very server that made the sandbox for something without one, or take its place."""
+    with socket.socket(socket.AF_UNIX) as opened:
+        try:
+            opened.connect(path)
+        except OSError:
+            os.unlink(path)
+            return f"{path} is gone"
+        opened.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return opened.recv(100).decode()
+
+
 def tcp(port: str) -> str:
     with socket.create_connection(("127.0.0.1", int(port)), 5) as opened:
         return opened.recv(100).decode()

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from exec_server.local.sandbox.links import Look, Real, resolve
+from exec_server.local.sandbox.look import Maker
+from exec_server.local.sandbox.mounts import Mounts
 from exec_server.local.sandbox.plan import Identity
 
 __all__ = ["Tree"]
@@ -21,8 +23,11 @@ class Tree:
     def __init__(self, nodes: Mapping[str, Any]) -> None:
         self.nodes: dict[bytes, Any] = {b"/": None}
         self.blank: set[bytes] = set()
-        self.closed: set[bytes] = set()
-        """Directories in which this user can make nothing."""
+        self.makers: dict[bytes, Maker] = {}
+        """Who can make something in directories in which not anybody can."""
+        self.mounted = Mounts(b"", False)
+        self.own: list[bytes] = []
+        """What belongs to the server."""
         for name, value in nodes.items():
             path = os.fsencode(name)
             self.nodes[path] = value
@@ -58,5 +63,11 @@ class Tree:
         real = resolve(path, self.look)
         return real, self.identity(real.path)
 
-    def may_create(self, directory: bytes) -> bool:
-        return directory not in self.closed
+    def maker(self, directory: bytes) -> Maker:
+        return self.makers.get(directory, "anybody")
+
+    def mounts(self) -> Mounts:
+        return self.mounted
+
+    def private(self) -> tuple[bytes, ...]:
+        return tuple(self.own)

@@ -66,7 +66,8 @@ def doctor(as_json: bool) -> None:
         click.echo(json.format(json.encode(report), indent=2))
     else:
         _print(report)
-    sys.exit(0 if report.backend == "bubblewrap" else 1)
+    refused = any(finding.name == "mounts" and finding.verdict != "ok" for finding in report.findings)
+    sys.exit(0 if report.backend == "bubblewrap" and not refused else 1)
 
 
 def examine() -> Report:
@@ -83,10 +84,15 @@ def examine() -> Report:
         _user_namespaces(backend),
         *_settings(),
         _proc(backend),
+        _mounts(backend),
         _landlock(),
         _seccomp(),
     ]
-    return Report(backend.name, _BACKENDS[backend.name], [finding for finding in findings if finding])
+    found = [finding for finding in findings if finding]
+    summary = _BACKENDS[backend.name]
+    if any(finding.name == "mounts" and finding.verdict != "ok" for finding in found):
+        summary = "But views are refused as long as mounts are shared."
+    return Report(backend.name, summary, found)
 
 
 def _print(report: Report) -> None:
@@ -178,6 +184,24 @@ def _proc(backend: probe.Backend) -> Finding | None:
         return Finding("fresh /proc", "ok", "can be mounted: commands see only each other")
     cure = "a container that masks parts of /proc forbids it; unmask them (podman: --security-opt unmask=ALL)"
     return Finding("fresh /proc", "weak", "cannot be mounted: commands see the host's processes", cure)
+
+
+def _mounts(backend: probe.Backend) -> Finding | None:
+    from ..local.sandbox import mounts, probe
+
+    if backend.name != "bubblewrap" or backend.program is None:
+        return None
+    if not mounts.mounts().spread:
+        return Finding("mounts", "ok", "private: what is mounted later does not appear in sandboxes")
+    found = probe.try_partition(backend.program)
+    if not found.problem:
+        return Finding("mounts", "ok", "shared, and kept out of sandboxes by unshare")
+    cure = (
+        "install util-linux; where AppArmor keeps unshare from it, a profile for it with the rule `userns,`; "
+        "or have systemd start the server with PrivateMounts=yes and MountFlags=private"
+    )
+    what = "shared: what is mounted later would appear in sandboxes, so they are refused"
+    return Finding("mounts", "missing", f"{what} ({found.problem})", cure)
 
 
 def _landlock() -> Finding:

@@ -69,16 +69,18 @@ class Sandbox(SandboxContext, frozen=True, kw_only=True):
     ) -> Self:
         """Everything can be read; the workspace can be written, and what else is named.
 
-        `roots` are the workspace; relative patterns are relative to the first. `slash_tmp` and `tmpdir`
-        are whether `/tmp` and the command's TMPDIR can be written, too.
+        `roots` are the workspace, if there is one; relative patterns are relative to the first. `slash_tmp`
+        and `tmpdir` are whether `/tmp` and the command's TMPDIR can be written, too.
         """
-        entries = [_special("root", "read"), _special("project_roots", "write")]
+        entries = [_special("root", "read")]
+        if roots:
+            entries.append(_special("project_roots", "write"))
         if slash_tmp:
             entries.append(_special("slash_tmp", "write"))
         if tmpdir:
             entries.append(_special("tmpdir", "write"))
         entries += [Entry(PathEntry(_uri(path)), "write") for path in writable]
-        for name in METADATA:
+        for name in METADATA if roots else ():  # without roots, file calls must not name them either
             metadata = SpecialPath(Special("project_roots", subpath=name))
             entries.append(Entry(metadata, "read", missing_path_behavior="skip"))
         places = tuple(_uri(root) for root in roots)

@@ -41,12 +41,20 @@ class Linger:
 
     def touch(self) -> None:
         """A request was answered."""
-        if not self._seconds:
+        self._stay(self._seconds)
+
+    def expect(self, seconds: float) -> None:
+        """Another process is about to answer this one, sooner than waking up would take."""
+        if self._seconds:
+            self._stay(seconds)
+
+    def _stay(self, seconds: float) -> None:
+        if not seconds:
             return
         now = perf_counter()
         if now < self._rest_until:
             return
-        self._until = now + self._seconds
+        self._until = now + seconds
         if not self._awake:
             self._awake = True
             self._looked = now

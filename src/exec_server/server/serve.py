@@ -190,7 +190,11 @@ def _open(options: ServeOptions, gate: Gate, accept: Accept) -> tuple[Listener |
     if listen.kind == "off":
         return None, ""
     if listen.kind == "unix":
-        return unix.listen(listen.path, gate.route, accept, options.limits), f"unix://{listen.path}"
+        from ..local.sandbox.look import keep_private
+
+        listener = unix.listen(listen.path, gate.route, accept, options.limits)
+        keep_private(os.fsencode(os.path.abspath(listen.path)))  # whoever reaches it gets out of a sandbox
+        return listener, f"unix://{listen.path}"
     tls = _tls(options)
     sock = socket.socket(socket.AF_INET6 if ":" in listen.host else socket.AF_INET, socket.SOCK_STREAM)
     try:

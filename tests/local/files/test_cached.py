@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,28 @@ def test_what_is_mounted_decides(
     assert mounts.resolve() == flags
     mounts.never()
     assert mounts.resolve() is None
+
+
+def test_a_descriptor_that_is_missing_now_may_be_there_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mountinfo").write_bytes(TABLE % (b"ext4", b"tmpfs"))
+    monkeypatch.setattr(cached, "_MOUNTS", str(tmp_path / "mountinfo"))
+    now = 100.0
+    monkeypatch.setattr(cached, "monotonic", lambda: now)
+    mounts = cached._Mounts()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert mounts.resolve() is None
+        now += 2 * cached.LOOK_SECONDS
+        assert mounts.resolve() is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert mounts.resolve() is None, "it does not try with every call"
+    now += 2 * cached.LOOK_SECONDS
+    assert mounts.resolve() == cached.RESOLVE_CACHED
+    mounts.never()
 
 
 def test_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:

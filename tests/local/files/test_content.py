@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,22 @@ def test_encoding(tmp_path: Path, size: int) -> None:
         for start, most in ((0, size), (0, size + 10), (1, size), (0, size // 2), (size // 3, size // 3)):
             result = json.loads(bytes(encode_content(file.fileno(), start, most, ALONE)))
             assert base64.b64decode(result["dataBase64"], validate=True) == data[start : start + most]
+
+
+@pytest.mark.parametrize("expected", [0, 1, PIECE_BYTES, 3 * PIECE_BYTES, 10 * PIECE_BYTES])
+def test_memory_is_taken_for_what_comes_and_not_for_what_could(tmp_path: Path, expected: int) -> None:
+    path = tmp_path / "f"
+    data = os.urandom(2 * PIECE_BYTES + 5)
+    path.write_bytes(data)
+    with path.open("rb") as file:
+        tracemalloc.start()
+        try:
+            result = encode_content(file.fileno(), 0, 400 * 1024 * 1024, ALONE, expected)
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert base64.b64decode(json.loads(bytes(result))["dataBase64"]) == data
+    assert most < 40 * 1024 * 1024
 
 
 @pytest.mark.parametrize("size", SIZES)

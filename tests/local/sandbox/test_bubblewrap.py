@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exec_server.local.sandbox import bubblewrap
+from exec_server.local.sandbox import bubblewrap, probe
 from exec_server.local.sandbox.plan import (
     Bind,
     Directory,
@@ -146,3 +146,17 @@ def test_too_much() -> None:
     plan = view(Bind(b"/", b"/"), *(Tmpfs(b"/%d" % number, 0) for number in range(3000)))
     with pytest.raises(bubblewrap.Unbuildable, match="takes 9000"):
         bubblewrap.build(plan, BACKEND, [b"/x"], {})
+
+
+def test_shared_mounts_are_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the plan is refused, and the words say how to get it."""
+    monkeypatch.setattr(probe, "_partition", probe.Partition(("/usr/bin/unshare", "--mount")))
+    for spread in (False, True):
+        command = bubblewrap.build(view(Bind(b"/", b"/"), spread=spread), BACKEND, [b"true"], {})
+        for fd in command.inherited:
+            os.close(fd)
+        first = [b"/usr/bin/unshare", b"--mount"] if spread else []
+        assert command.argv[: len(first) + 2] == [*first, b"/usr/bin/bwrap", b"--args"]
+    monkeypatch.setattr(probe, "_partition", probe.Partition(problem="unshare: no"))
+    with pytest.raises(bubblewrap.Unbuildable, match=r"mounts of this machine are shared.*unshare: no"):
+        bubblewrap.build(view(Bind(b"/", b"/"), spread=True), BACKEND, [b"true"], {})

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exec_server.local.sandbox.compile import PROTECTED_NAMES, compile_plan
+from exec_server.local.sandbox.look import Maker
+from exec_server.local.sandbox.mounts import Mounts
 from exec_server.local.sandbox.plan import (
     Bind,
     EmptyFile,
@@ -102,10 +104,25 @@ def test_a_writable_root_protects_what_is_in_it() -> None:
     assert plan.read_only == GUARDS
 
 
-def test_nothing_stands_guard_where_nobody_could_make_anything() -> None:
+def test_what_stands_guard_depends_on_who_could_make_something() -> None:
     tree = Tree(SYSTEM | {"/w": None})
-    tree.closed.add(b"/w")
-    assert compile_plan(context(ROOT, W), tree, cwd=b"/").created == ()
+    wanted: dict[Maker, tuple[int, int]] = {"nobody": (0, 0), "anybody": (5, 5), "owner": (5, 0)}
+    for maker, (command, files) in wanted.items():
+        tree.makers[b"/w"] = maker
+        profile = context(ROOT, W, path("/w/miss", "deny"))
+        assert len(compile_plan(profile, tree, cwd=b"/").created) == command
+        # A helper for files is our own program, and changes no modes of directories.
+        assert len(compile_plan(profile, tree, cwd=b"/", for_files=True).created) == files
+
+
+def test_what_its_owner_could_make_and_nobody_can_cover_is_refused() -> None:
+    tree = Tree(SYSTEM | {"/w": None})
+    tree.makers[b"/w"] = "owner alone"
+    with pytest.raises(PlanError, match=r"path /w/\.git because the mode of /w keeps this server from"):
+        compile_plan(context(ROOT, W), tree, cwd=b"/")
+    assert compile_plan(context(ROOT, W), tree, cwd=b"/", for_files=True).created == ()
+    everything_named = [path(b"/w/" + name, "write") for name in PROTECTED_NAMES]
+    assert compile_plan(context(ROOT, W, *everything_named), tree, cwd=b"/").created == ()
 
 
 def test_named_metadata_may_be_written() -> None:
@@ -190,12 +207,33 @@ def test_missing_paths() -> None:
         path("/nowhere/x", "read"),
     )
     guards = [step for step in plan.steps if isinstance(step, EmptyFile)]
-    assert guards == [EmptyFile(b"/w/miss"), EmptyFile(b"/w/miss2")]
+    assert guards == [EmptyFile(b"/w/miss"), EmptyFile(b"/w/miss2"), EmptyFile(b"/w/miss3")]
     assert {MountPoint(b"/w/miss", False), MountPoint(b"/w/miss2", False)} <= set(plan.created)
     assert (plan.access(b"/w/miss"), plan.access(b"/w/miss2/x"), plan.access(b"/w/miss3")) == (
         "none",
         "read",
-        "write",
+        "read",  # once made, it would be a root in which nothing is protected
+    )
+
+
+def test_writable_roots_that_are_missing() -> None:
+    """Inside of what can be written nobody makes them; elsewhere nobody could anyway."""
+    inside = compiled({"/w": None}, ROOT, W, path("/w/a/b", "write"))
+    assert MountPoint(b"/w/a", False) in inside.created
+    assert inside.access(b"/w/a/b") == "read"
+    assert compiled({"/w": None}, ROOT, path("/w/a/b", "write")).created == ()
+    # A directory for temporary files holds nothing that anybody trusts, and commands make theirs.
+    for tmpdir in (b"/w/a", b"/tmp/a"):
+        plan = compiled({"/w": None}, ROOT, W, special("tmpdir", "write"), tmpdir=tmpdir)
+        assert plan.access(b"/w/a") == "write"
+    with pytest.raises(PlanError, match="writable path /w/file/x because /w/file is not a directory"):
+        compiled({"/w/file": b"content"}, ROOT, W, path("/w/file/x", "write"))
+    # While another sandbox keeps it from being made, it is as missing as before.
+    during = Tree(SYSTEM | {"/w": None, "/w/a": b""})
+    during.blank.add(b"/w/a")
+    profile = context(ROOT, W, path("/w/a", "write"))
+    assert compile_plan(profile, during, cwd=b"/") == compile_plan(
+        profile, Tree(SYSTEM | {"/w": None}), cwd=b"/"
     )
 
 
@@ -222,6 +260,12 @@ def test_directories_on_the_way_to_something_protected_cannot_be_renamed() -> No
     found = compiled({"/w/a/b/c.env": b"e"}, ROOT, W, pattern("/w/**/*.env"))
     assert Bind(b"/w/a", b"/w/a", True) not in found.steps  # a mask that moves along protects as well
     assert found.access(b"/w/a/b/c.env") == "none"
+    # What is protected in a writable root is lost with the root itself.
+    nested = compiled({"/w/a/b/c/x": b""}, ROOT, W, path("/w/a/b/c", "write"))
+    pins = {Bind(name, name, True) for name in (b"/w", b"/w/a", b"/w/a/b", b"/w/a/b/c")}
+    assert pins <= set(nested.steps)
+    apart = compiled({"/w/ro/a/in/x": b""}, ROOT, W, path("/w/ro", "read"), path("/w/ro/a/in", "write"))
+    assert Bind(b"/w/ro/a", b"/w/ro/a", True) not in apart.steps  # nobody can rename it anyway
 
 
 def test_scoped_views_have_the_links_of_the_host() -> None:
@@ -270,6 +314,30 @@ def test_hidden_is_hidden_whatever_the_profile_says() -> None:
     assert compiled({"/run/x": b""}, path("/w", "read"), hidden=(b"/run/x",)).denied == ()
 
 
+def test_what_belongs_to_the_server_is_hidden_where_it_could_be_reached_or_replaced() -> None:
+    tree = Tree(SYSTEM | {"/w/sock": b"x"})
+    tree.own.append(b"/w/sock")
+    for entries, network, access in [
+        ([ROOT], "enabled", "none"),
+        ([ROOT], "restricted", "read"),
+        ([ROOT, W], "restricted", "none"),
+        ([path("/w/sock", "write")], "restricted", "none"),
+    ]:
+        plan = compile_plan(context(*entries, network=network), tree, cwd=b"/")
+        assert plan.access(b"/w/sock") == access, (entries, network)
+
+
+def test_plans_are_about_the_mounts_they_were_made_from() -> None:
+    tree = Tree(SYSTEM | {"/w": None})
+    before = compile_plan(context(ROOT, W), tree, cwd=b"/")
+    assert (before.mounts, before.spread) == (b"", False)
+    tree.mounted = Mounts(b"others", True)
+    for for_files in (False, True):
+        after = compile_plan(context(ROOT, W), tree, cwd=b"/", for_files=for_files)
+        assert (after.mounts, after.spread) == (b"others", True)
+    assert compile_plan(context(WRITE_ROOT), tree, cwd=b"/", proxy=True).spread
+
+
 # Links -------------------------------------------------------------------------------------------
 
 LINKS = {"/w/sub/x": b"", "/w/lo": "../o", "/o/s": b"", "/L": "w", "/o/back": "/w", "/w/lf": "sub/x"}
@@ -305,8 +373,14 @@ def test_links_that_could_be_turned(entry: Any, words: str) -> None:
         compiled(LINKS, ROOT, W, entry)
 
 
-def test_a_link_that_allows_nothing_new_does_no_harm() -> None:
-    assert compiled(LINKS | {"/w/li": "sub"}, ROOT, W, path("/w/li", "write")).writable == (b"/w", b"/w/sub")
+def test_a_link_to_what_can_be_written_anyway() -> None:
+    """Turned elsewhere it leads to a root of the same name in which nothing is protected."""
+    tree = LINKS | {"/w/li": "sub"}
+    with pytest.raises(PlanError, match="writable path /w/li because it crosses writable symlink /w/li"):
+        compiled(tree, ROOT, W, path("/w/li", "write"))
+    # Of a directory for temporary files nobody expects that, and it allows nothing new.
+    plan = compiled(tree, ROOT, W, special("tmpdir", "write"), tmpdir=b"/w/li")
+    assert plan.writable == (b"/w", b"/w/sub")
 
 
 def test_metadata_that_is_a_link() -> None:

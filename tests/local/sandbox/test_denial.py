@@ -26,6 +26,9 @@ from exec_server.local.sandbox import denial
         (1, b"failed to write file", True, False),
         # A sandbox that could not be made, so nothing ran.
         (1, b"bwrap: Can't mkdir /x: Not a directory", False, True),
+        # There is a sandbox, and no such program in it.
+        (1, b"bwrap: execvp nope: No such file or directory\n", False, False),
+        (1, b"bwrap: execvp ./x: Permission denied\n", True, True),
         (1, b"error building bubblewrap command: Fatal error: no", False, True),
     ],
 )

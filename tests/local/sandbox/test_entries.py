@@ -19,7 +19,7 @@ def resolved(*entries: Any, tmpdir: bytes | None = None, tree: Tree = TREE, **mo
 
 
 def rules(*entries: Any, **more: Any) -> list[tuple[bytes, str]]:
-    return [tuple(rule) for rule in resolved(*entries, **more).rules]
+    return [(rule.path, rule.access) for rule in resolved(*entries, **more).rules]
 
 
 def test_paths_and_root() -> None:
@@ -57,6 +57,8 @@ def test_temporary_directories() -> None:
     assert rules(special("tmpdir", "write"), tmpdir=b"") == []
     assert rules(special("tmpdir", "write"), tmpdir=b"relative") == []
     assert rules(special("tmpdir", "write"), tmpdir=b"/t//x/../y/") == [(b"/t/y", "write")]
+    both = resolved(special("tmpdir", "write"), special("slash_tmp", "write"), tmpdir=b"/t")
+    assert [rule.trusted for rule in both.rules] == [False, True]
 
 
 def test_minimal_and_unknown() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 
 from exec_server.limits import Limits
+from exec_server.local.files import cached
+from exec_server.local.files.lane import Lane, reads
 from exec_server.local.process.machine import ProcessMachine
 from exec_server.local.sandbox.files import SandboxedFiles
 from exec_server.local.sandbox.look import ThisMachine
+from exec_server.loop import Pending
 from exec_server.testing import ManualLoop
 from exec_server.wire.errors import INTERNAL_ERROR, RpcError
 from exec_server.wire.files import OpenParams, ReadFileParams, WriteFileParams
@@ -133,3 +137,56 @@ def test_worktrees_are_looked_at_every_time(files: SandboxedFiles, look: Countin
         assert look.heads > before
     (root / ".git").write_bytes(b"gitdir: elsewhere\n")
     assert bytes(files.perform(box, "fs/writeFile", target)) == b"{}"
+
+
+def begin(files: SandboxedFiles, lane: Lane, loop: ManualLoop, box: Any, name: Path) -> Pending[Any] | None:
+    return files.begin(box, "fs/readFile", reading(name), loop, lane, reads(os.fsencode(name)))
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is mounted on the machine that tests run on."""
+    monkeypatch.setattr("exec_server.local.sandbox.files.nothing_hangs", lambda: True)
+
+
+@pytest.mark.usefixtures("calm")
+def test_directly_only_what_has_the_same_plan_as_before(files: SandboxedFiles, root: Path) -> None:
+    """And a helper that is free. Everything else takes a thread, and may take its time."""
+    loop = ManualLoop()
+    lane = Lane(loop)
+    (root / "secret").write_bytes(b"secret")
+    box = context(path(root, "read"), path(root / "secret", "deny"))
+    assert begin(files, lane, loop, box, root / "f") is None, "no plan"
+    files.perform(box, "fs/readFile", reading(root / "f"))
+    begun = begin(files, lane, loop, box, root / "f")
+    assert begun is not None
+    assert begin(files, lane, loop, box, root / "f") is None, "no helper"
+    (answers,) = loop.readers
+    assert select.select([answers], [], [], 30)[0]
+    tell, _ = loop.readers[answers]
+    tell()
+    assert bytes(begun.result()) == CONTENT
+    (root / "secret").rename(root / "public")
+    (root / "secret").write_bytes(b"another secret")
+    assert begin(files, lane, loop, box, root / "secret") is None, "another plan"
+    with pytest.raises(RpcError, match="Permission denied"):
+        files.perform(box, "fs/readFile", reading(root / "secret"))
+
+
+@pytest.mark.usefixtures("calm")
+def test_directly_nothing_that_takes_a_search(files: SandboxedFiles, root: Path) -> None:
+    loop = ManualLoop()
+    box = context(special("root", "read"), pattern(f"{root}/**/*.env"))
+    files.perform(box, "fs/readFile", reading(root / "f"))
+    assert begin(files, Lane(loop), loop, box, root / "f") is None
+
+
+def test_directly_nothing_where_a_disk_may_hang(
+    files: SandboxedFiles, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = ManualLoop()
+    box = context(path(root, "read"))
+    files.perform(box, "fs/readFile", reading(root / "f"))
+    monkeypatch.setattr(cached, "LOCAL_KINDS", frozenset({"ext4"}))
+    monkeypatch.setattr(cached, "_mounts", cached._Mounts())
+    assert begin(files, Lane(loop), loop, box, root / "f") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -128,18 +129,29 @@ def test_files_of_others_keep_their_owner(pool: Callable[..., Pool], root: Path)
 UNSHARE = {"x86_64": 272, "aarch64": 97}
 
 
-def without_namespaces(spec: SpawnSpec) -> Launch:
-    """Where nobody gets a namespace of his own, as inside of some containers."""
+def without_namespaces(code: int) -> Callable[[SpawnSpec], Launch]:
+    """Where nobody gets a namespace of his own, and what he is told."""
     number = UNSHARE[os.uname().machine]
-    steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+    steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | code), (0x06, 0, 0, 0x7FFF0000)]
     program = b"".join(struct.pack("=HBBI", *step) for step in steps)
     confinement = Confinement(program, None, network=True)
-    return Launch(spec.argv, spec.env, spec.arg0, confine=lambda _, start: confinement.run(start))
+    return lambda spec: Launch(
+        spec.argv, spec.env, spec.arg0, confine=lambda _, start: confinement.run(start)
+    )
 
 
 def test_without_namespaces_a_helper_serves_one_call(pool: Callable[..., Pool], root: Path) -> None:
-    one, key = pool(without_namespaces), guarding(root, ".git")
+    """As inside of some containers."""
+    one, key = pool(without_namespaces(errno.EPERM)), guarding(root, ".git")
     for name in ("a", "b"):
         assert one.call(key, "fs/writeFile", path=(root / name).as_uri(), dataBase64="eA==") == {}
     # The first try found out; from then on the sandbox itself has to cover what is missing.
     assert one.started == [key.unguarded, key.plan, key.plan]
+
+
+def test_too_few_namespaces_for_now_may_be_enough_later(pool: Callable[..., Pool], root: Path) -> None:
+    one, key = pool(without_namespaces(errno.ENOSPC)), guarding(root, ".git")
+    for name in ("a", "b"):
+        assert one.call(key, "fs/writeFile", path=(root / name).as_uri(), dataBase64="eA==") == {}
+    assert one.started == [key.unguarded, key.plan, key.plan]
+    assert one.helpers.count == 1, "the one that could not, and is asked again"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +16,9 @@ import pytest
 
 from exec_server.local.files.lane import ALONE, Abandoned, Turn
 from exec_server.local.process.spawn import Launch, SpawnSpec
+from exec_server.local.sandbox import helpers
 from exec_server.local.sandbox.helper_process import Key
-from exec_server.local.sandbox.plan import MountPoint, Plan
+from exec_server.local.sandbox.plan import Identity, MountPoint, Plan
 from exec_server.wire.errors import INTERNAL_ERROR, RpcError
 from support.pool import Pool
 from support.wait import eventually
@@ -108,11 +111,76 @@ def test_who_finds_all_at_work_waits_for_one(pool: Callable[..., Pool], file: Pa
     assert one.helpers.count == 1
 
 
+def test_more_callers_and_plans_than_helpers(pool: Callable[..., Pool], file: Path) -> None:
+    """They do not drive each other out for every single call."""
+    one = pool(sandbox_helpers=2)
+    keys = [Key(Plan(kind="view", network="closed", readable=(name,))) for name in (b"a", b"b", b"c")]
+    answers: list[bytes] = []
+
+    def ask(key: Key) -> None:
+        answers.extend(one.read(key, file) for _ in range(5))
+
+    threads = [threading.Thread(target=ask, args=(keys[number % 3],)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == [CONTENT] * 80
+    assert one.helpers.count <= 2
+    assert len(one.started) <= 40  # about 8 where nothing else runs, and 80 if each call had its own
+
+
 def test_idle_ones_leave(pool: Callable[..., Pool], file: Path) -> None:
     one = pool(sandbox_helper_idle=0.05)
     one.read(ONE, file)
     eventually(lambda: one.helpers.count == 0, "the helper has left")
     assert one.read(ONE, file) == CONTENT
+
+
+def test_one_whose_files_are_gone_leaves(
+    pool: Callable[..., Pool], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could never be used again, and would keep a disk busy."""
+    monkeypatch.setattr(helpers, "VANISHED_SECONDS", 0.05)
+    kept, lost = tmp_path / "kept", tmp_path / "lost"
+    keys: list[Key] = []
+    for folder in (kept, lost):
+        folder.mkdir()
+        seen = Identity(os.fsencode(folder), folder.stat().st_dev, folder.stat().st_ino, 0)
+        keys.append(Key(Plan(kind="view", network="closed", seen=(seen,))))
+    one = pool()
+    stays, goes = (one.pid(key) for key in keys)
+    lost.rmdir()
+    eventually(lambda: not os.path.exists(f"/proc/{goes}"), "the helper has left")
+    assert one.pid(keys[0]) == stays
+
+
+ADD_KEY, KEYCTL = {"x86_64": (248, 250), "aarch64": (217, 219)}[os.uname().machine]
+KEYS = f"""
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall({KEYCTL}, 1, None)  # a session of its own, which ends with this program
+key = libc.syscall({ADD_KEY}, b"user", b"secret-of-the-session", b"x", 1, -3)
+assert key > 0, os.strerror(ctypes.get_errno())
+assert libc.syscall({KEYCTL}, 5, key, ctypes.c_uint(0x3F000000)) == 0, os.strerror(ctypes.get_errno())
+assert "secret-of-the-session" in open("/proc/keys").read()
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import base64
+from support.pool import Pool
+from exec_server.local.sandbox.helper_process import Key
+from exec_server.local.sandbox.plan import Plan
+pool = Pool()
+read = pool.call(Key(Plan(kind="view", network="closed")), "fs/readFile", path="file:///proc/keys")
+print(base64.b64decode(read["dataBase64"]).decode())
+pool.close()
+"""
+
+
+def test_keys_of_the_session_are_left_behind() -> None:
+    done = subprocess.run([sys.executable, "-c", KEYS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "keyring" in done.stdout
+    assert "secret-of-the-session" not in done.stdout
 
 
 def test_a_dead_one_is_replaced(pool: Callable[..., Pool], file: Path) -> None:
@@ -128,6 +196,14 @@ def test_what_kills_every_helper_is_an_error(pool: Callable[..., Pool], file: Pa
     assert caught.value.code == INTERNAL_ERROR
     assert caught.value.message == "fs sandbox helper failed with status signal: 9: no more"
     assert (len(one.started), one.helpers.count) == (2, 0)
+
+
+def test_a_signal_inside_is_a_signal(pool: Callable[..., Pool], file: Path) -> None:
+    """bubblewrap tells of it as a shell does."""
+    one = pool(lambda _: Launch(["/bin/sh", "-c", "exit 137"], {}))
+    with pytest.raises(RpcError, match="fs sandbox helper failed with status signal: 9"):
+        one.read(ONE, file)
+    assert len(one.started) == 2
 
 
 def test_one_that_cannot_start_is_not_tried_again(pool: Callable[..., Pool], file: Path) -> None:

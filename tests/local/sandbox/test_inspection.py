@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from exec_server.local.process.spawn import Spawned, SpawnSpec, spawn
-from exec_server.local.sandbox import launch, probe
+from exec_server.local.sandbox import inspection, launch, mountpoints, probe
 from exec_server.local.sandbox.compile import compile_plan
 from exec_server.local.sandbox.look import ThisMachine
 from exec_server.local.sandbox.plan import Plan
 from exec_server.wire.sandbox import decode_sandbox
-from support.sandbox import workspace_write
+from support.sandbox import entry, workspace_write
+from support.wait import eventually
 
 pytestmark = pytest.mark.usefixtures("needs_bubblewrap", "fresh_log")
 
@@ -26,8 +28,13 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def planned(folder: Path) -> Plan:
-    context = decode_sandbox(workspace_write(folder))
+NAMES = (".git", ".agents", ".codex", ".aws")
+
+
+def planned(folder: Path, *, protected: bool = True) -> Plan:
+    """`protected`: with names that must not be made, and something to be mounted upon for each."""
+    more = () if protected else [entry(folder / name, "write") for name in NAMES]
+    context = decode_sandbox(workspace_write(folder, more=more))
     return compile_plan(context, ThisMachine(), cwd=os.fsencode(folder))
 
 
@@ -49,10 +56,10 @@ def run(plan: Plan) -> tuple[int, str]:
         os.set_blocking(fd, True)
         with open(fd) as stream:
             said += stream.read()
-    assert child.release is not None
     assert child.pidfd is not None
     os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
-    child.release(child.pidfd)
+    if child.release is not None:
+        child.release(child.pidfd)
     _, status = os.waitpid(child.pid, 0)
     os.close(child.pidfd)
     return os.waitstatus_to_exitcode(status), said
@@ -67,8 +74,10 @@ def neighbour(place: Path) -> Iterator[None]:
     del launch._live[token]
 
 
-def test_turned_while_it_was_being_made(place: Path, neighbour: None) -> None:
-    plan = planned(place / "shared" / "workspace")
+@pytest.mark.parametrize("protected", [True, False])
+def test_turned_while_it_was_being_made(place: Path, neighbour: None, protected: bool) -> None:
+    """Either nothing can be made to mount upon where it was planned, or what was mounted is looked at."""
+    plan = planned(place / "shared" / "workspace", protected=protected)
     turn(place)
     code, said = run(plan)
     assert code != 0
@@ -79,7 +88,7 @@ def test_turned_while_it_was_being_made(place: Path, neighbour: None) -> None:
 
 def test_without_anybody_who_could_nobody_looks(place: Path) -> None:
     """Which shows what happens when nobody looks."""
-    plan = planned(place / "shared" / "workspace")
+    plan = planned(place / "shared" / "workspace", protected=False)
     turn(place)
     code, said = run(plan)
     assert (code, said) == (0, "done\n")
@@ -110,6 +119,13 @@ def test_a_sandbox_that_never_was(place: Path, neighbour: None) -> None:
     code, said = run(plan)
     assert code == 1
     assert said.startswith("bwrap: ")
-    from support.wait import eventually
-
     eventually(lambda: len(os.listdir("/proc/self/fd")) == before, "the end of the pipes")
+
+
+def test_who_has_ended_is_not_waited_for() -> None:
+    """Even if nobody has reaped it."""
+    with subprocess.Popen(["true"]) as gone:
+        eventually(lambda: not mountpoints.is_running(gone.pid), "it has ended")
+        assert os.path.exists(f"/proc/{gone.pid}")
+        with pytest.raises(ProcessLookupError):
+            inspection._is_complete(gone.pid)

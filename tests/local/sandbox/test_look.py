@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from exec_server.local.sandbox import look
 from exec_server.local.sandbox.compile import compile_plan
 from exec_server.local.sandbox.links import Look
-from exec_server.local.sandbox.look import Recorder, ThisMachine
+from exec_server.local.sandbox.look import Recorder, ThisMachine, keep_private
+from exec_server.local.sandbox.mounts import Mounts
 from exec_server.local.sandbox.plan import PlanError
 from support.profiles import context, path, pattern, special
 from support.tree import Tree
@@ -52,23 +54,41 @@ def test_what_is_there(folder: bytes) -> None:
     assert HERE.entries(folder + b"/x") == HERE.entries(folder + b"/f") == ()
     assert HERE.is_empty(folder + b"/d")
     assert not HERE.is_empty(folder)
-    assert HERE.may_create(folder)
+    assert HERE.maker(folder) == "anybody"
 
 
 def test_what_could_be_made_where(folder: bytes) -> None:
-    """Root's special rights are not taken into a sandbox, so they do not count."""
-    assert HERE.may_create(folder)
+    """Root's special rights are not taken into a sandbox, so they do not count; an owner's right to change
+    the mode does."""
+    assert HERE.maker(folder) == "anybody"
     os.chmod(folder, 0o555)
-    assert not HERE.may_create(folder)
+    assert HERE.maker(folder) == ("owner alone" if os.getuid() else "owner")
     if os.getuid() == 0:
         os.chown(folder, 1234, 1234)
-        for mode, possible in ((0o755, False), (0o775, False), (0o777, True)):
+        for mode, maker in ((0o755, "nobody"), (0o775, "nobody"), (0o777, "anybody")):
             os.chmod(folder, mode)
-            assert HERE.may_create(folder) == possible
+            assert HERE.maker(folder) == maker
         os.chown(folder, 1234, 0)
         os.chmod(folder, 0o775)
-        assert HERE.may_create(folder)
+        assert HERE.maker(folder) == "anybody"
     os.chmod(folder, 0o755)
+
+
+def test_private_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "_private", ())
+    keep_private(b"/run/x")
+    keep_private(b"/run/y")
+    assert HERE.private() == Recorder(HERE).private() == (b"/run/x", b"/run/y")
+
+
+def test_mounts_are_asked_for_again() -> None:
+    tree = Tree({"/w": None})
+    recorder = Recorder(tree)
+    compile_plan(context(path("/w", "write")), recorder, cwd=b"/")
+    assert recorder.still_true()
+    tree.mounted = Mounts(b"others", False)
+    assert not recorder.still_true()
+    assert HERE.mounts() == HERE.mounts()
 
 
 def test_heads(folder: bytes) -> None:
@@ -180,6 +200,9 @@ def _looks(folder: bytes) -> int:
     except PlanError as error:
         if "Permission denied" not in str(error):
             return 2
+    os.chmod(folder, 0o555)
+    if HERE.maker(folder) != "owner alone" or HERE.maker(b"/usr") != "nobody":
+        return 4  # no special rights put anything there, and an owner has one
     os.chmod(folder, 0o000)
     found = HERE.entries(folder)
     os.chmod(folder, 0o700)

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,16 +37,16 @@ def notes_on(folder: Path) -> list[str]:
 
 
 def test_nothing_to_do_for_what_exists(tmp_path: Path) -> None:
-    assert mountpoints.claim([os.fsencode(tmp_path)]) is None
+    assert mountpoints.claim({os.fsencode(tmp_path): True}) is None
     assert notes_on(tmp_path) == []
 
 
 def test_what_was_made_is_taken_away(tmp_path: Path) -> None:
     directory, file = tmp_path / "directory", tmp_path / "file"
-    claim = mountpoints.claim([os.fsencode(directory), os.fsencode(file)])
+    claim = mountpoints.claim({os.fsencode(directory): True, os.fsencode(file): False})
     assert claim is not None
-    directory.mkdir()
-    file.touch()
+    assert directory.is_dir()
+    assert (file.stat().st_size, file.stat().st_mode & 0o777) == (0, 0o444)
     assert len(notes_on(tmp_path)) == 2
     claim.release(orderly=True)
     assert list(tmp_path.iterdir()) == []
@@ -56,9 +56,9 @@ def test_what_was_made_is_taken_away(tmp_path: Path) -> None:
 
 def test_what_somebody_has_used_stays(tmp_path: Path) -> None:
     directory, file = tmp_path / "directory", tmp_path / "file"
-    claim = mountpoints.claim([os.fsencode(directory), os.fsencode(file)])
+    claim = mountpoints.claim({os.fsencode(directory): True, os.fsencode(file): False})
     assert claim is not None
-    directory.mkdir()
+    file.chmod(0o644)
     (directory / "content").touch()
     file.write_text("content")
     claim.release(orderly=True)
@@ -70,9 +70,7 @@ def test_what_somebody_has_used_stays(tmp_path: Path) -> None:
 def test_who_leaves_last_takes_it_away(tmp_path: Path, first: int) -> None:
     """The second finds it already there, and needs it all the same."""
     point = tmp_path / "point"
-    claims = [mountpoints.claim([os.fsencode(point)])]
-    point.mkdir()
-    claims.append(mountpoints.claim([os.fsencode(point)]))
+    claims = [mountpoints.claim({os.fsencode(point): True}) for _ in range(2)]
     one, other = claims[first], claims[1 - first]
     assert one is not None
     assert other is not None
@@ -82,11 +80,41 @@ def test_who_leaves_last_takes_it_away(tmp_path: Path, first: int) -> None:
     assert not point.exists()
 
 
+def test_what_somebody_else_made_there_stays(tmp_path: Path) -> None:
+    """Even if it is empty, and got the inode of what was there before."""
+    points = {os.fsencode(tmp_path / "directory"): True, os.fsencode(tmp_path / "file"): False}
+    claim = mountpoints.claim(points)
+    assert claim is not None
+    (tmp_path / "directory").rmdir()
+    (tmp_path / "file").unlink()
+    os.utime(tmp_path)  # clocks of file systems are coarse
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").touch()
+    os.utime(tmp_path / "directory", (1, 1))
+    os.utime(tmp_path / "file", (1, 1))
+    claim.release(orderly=True)
+    assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
+    assert notes_on(tmp_path) == []
+
+
+def test_nothing_is_made_or_taken_away_behind_a_link(tmp_path: Path) -> None:
+    real, elsewhere = tmp_path / "real", tmp_path / "elsewhere"
+    real.mkdir()
+    claim = mountpoints.claim({os.fsencode(real / "point"): True})
+    assert claim is not None
+    real.rename(elsewhere)
+    real.symlink_to(elsewhere)
+    with pytest.raises(mountpoints.Turned, match="real is not what it was"):
+        mountpoints.claim({os.fsencode(real / "other"): True})
+    claim.release(orderly=True)
+    assert os.listdir(elsewhere) == ["point"]
+    assert notes_on(tmp_path) == []
+
+
 NOTE_AND_DIE = """
 import os, sys
 from exec_server.local.sandbox import mountpoints
-mountpoints.claim([os.fsencode(sys.argv[1])])
-os.mkdir(sys.argv[1])
+mountpoints.claim({os.fsencode(sys.argv[1]): True})
 print("noted", flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -100,6 +128,108 @@ def test_notes_of_the_dead_are_swept_up(tmp_path: Path) -> None:
     assert mountpoints.sweep()
     assert not point.exists()
     assert notes_on(tmp_path) == []
+
+
+def test_who_has_ended_and_was_not_reaped_is_gone(tmp_path: Path) -> None:
+    point = tmp_path / "point"
+    with subprocess.Popen([sys.executable, "-c", NOTE_AND_DIE, str(point)], stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        assert one.stdout.read() == b"noted\n"
+        eventually(lambda: not mountpoints.is_running(one.pid), "it has ended")
+        assert os.path.exists(f"/proc/{one.pid}")
+        assert mountpoints.sweep()
+        assert not point.exists()
+
+
+# The lock ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a folder that no other test uses."""
+    monkeypatch.setattr(mountpoints, "_places", lambda: [str(tmp_path / "notes")])
+    mountpoints.sweep()
+    return tmp_path / "notes" / "lock"
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1])
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(lock: Path) -> Iterator[int]:
+    """Somebody who has the lock and does not let go of it."""
+    command = [sys.executable, "-c", HOLD, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"held\n"
+        yield one.pid
+
+
+def test_nobody_waits_for_ever_for_the_lock(
+    lock: Path, holder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mountpoints, "LOCK_SECONDS", 0.1)
+    with pytest.raises(mountpoints.Locked) as caught:
+        mountpoints.claim({os.fsencode(tmp_path / "point"): True})
+    assert str(lock) in str(caught.value)
+    assert f"process {holder} (python" in str(caught.value)
+    assert not (tmp_path / "point").exists()
+
+
+def test_who_is_not_waited_for_does_not_wait_for_the_lock(lock: Path, holder: int, tmp_path: Path) -> None:
+    def check() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        mountpoints.claim({os.fsencode(tmp_path / "point"): True}, check)
+
+
+def test_who_has_nothing_to_note_needs_no_lock(lock: Path, holder: int, tmp_path: Path) -> None:
+    assert mountpoints.claim({os.fsencode(tmp_path): True}) is None
+    assert mountpoints.claim({}) is None
+
+
+def test_what_is_locked_is_left_for_later(
+    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = mountpoints.claim({os.fsencode(tmp_path / "point"): True})
+    assert claim is not None
+    monkeypatch.setattr(mountpoints, "LOCK_SECONDS", 0.1)
+    command = [sys.executable, "-c", HOLD, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"held\n"
+        assert not claim.release(orderly=True)
+        assert (tmp_path / "point").is_dir()
+    monkeypatch.undo()
+    monkeypatch.setattr(mountpoints, "_places", lambda: [str(lock.parent)])
+    assert claim.release(orderly=True)
+    assert not (tmp_path / "point").exists()
+
+
+def test_children_do_not_keep_the_lock(lock: Path, tmp_path: Path) -> None:
+    """One that was forked meanwhile has the same open file, and may live on for long."""
+    ready, done = os.pipe()
+    with mountpoints._locked():
+        child = os.fork()
+        if child == 0:
+            os.close(done)
+            os.read(ready, 1)
+            os._exit(0)
+    try:
+        claim = mountpoints.claim({os.fsencode(tmp_path / "point"): True})
+        assert claim is not None
+        assert claim.release(orderly=True)
+    finally:
+        os.close(done)
+        os.waitpid(child, 0)
+        os.close(ready)
 
 
 def test_a_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def install(folder: Path, script: str) -> None:
-    program = folder / "bwrap"
+def install(folder: Path, script: str, name: str = "bwrap") -> None:
+    program = folder / name
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
@@ -38,6 +38,22 @@ def test_real(needs_bubblewrap: None) -> None:
     assert os.access(found.program, os.X_OK)
     assert found.filters
     assert found.reasons == () or not found.proc
+
+
+def test_mounts_can_be_kept_out(needs_bubblewrap: None) -> None:
+    program = probe.find_program("bwrap")
+    assert program is not None
+    found = probe.try_partition(program)
+    assert found.problem == ""
+    assert found.prefix[0].endswith("/unshare")
+    assert "private" in found.prefix
+    assert probe.try_partition("/no/such/bwrap").problem != ""
+
+
+def test_mounts_cannot_be_kept_out(path: Path) -> None:
+    assert "util-linux" in probe.try_partition("/bin/true").problem
+    install(path, "echo unshare: no >&2; exit 1", name="unshare")
+    assert probe.try_partition("/bin/true") == probe.Partition(problem=f"{path}/unshare: unshare: no")
 
 
 def test_not_installed(path: Path) -> None:

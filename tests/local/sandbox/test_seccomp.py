@@ -41,9 +41,15 @@ DENIED: dict[Network, set[str]] = {
 }
 
 
-def interpret(program: bytes, number: int, architecture: int, argument: int = 0) -> int:
+STREAM, DGRAM, RAW, SEQPACKET = 1, 2, 3, 5
+FLAGS = 0o2004000
+"""SOCK_CLOEXEC and SOCK_NONBLOCK."""
+
+
+def interpret(program: bytes, number: int, architecture: int, argument: int = 0, second: int = STREAM) -> int:
     """Run a filter as the kernel would, and as strictly: no jump beyond the end, no unknown operation."""
-    data = struct.pack("=IIQ6Q", number, architecture, 0, argument & (1 << 64) - 1, *[0] * 5)
+    arguments = [value & (1 << 64) - 1 for value in (argument, second)]
+    data = struct.pack("=IIQ6Q", number, architecture, 0, *arguments, *[0] * 4)
     steps = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]
     at = accumulator = 0
     while True:
@@ -56,6 +62,8 @@ def interpret(program: bytes, number: int, architecture: int, argument: int = 0)
             at += if_true if accumulator == operand else if_false
         elif operation == 0x35:
             at += if_true if accumulator >= operand else if_false
+        elif operation == 0x54:
+            accumulator &= operand
         else:
             assert operation == 0x06, operation
             return int(operand)
@@ -85,6 +93,22 @@ def test_every_call_and_every_family(machine: str, network: Network) -> None:
         for family in range(64) if number in (socket, pair) else (0, 1):
             found = interpret(program, number, architecture, family)
             assert found == wanted(network, machine, number, family), (number, family)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nothing_sends_datagrams_without_a_network(machine: str) -> None:
+    """One of a pair sends them to any address, too."""
+    architecture, _, socket, pair = MACHINES[machine]
+    for number, network in ((socket, "closed"), (pair, "closed"), (pair, "proxy")):
+        program = seccomp.program(network, machine=machine)
+        for kind in range(16):
+            for flags in (0, FLAGS, 1 << 32):
+                answer = ALLOW if kind in (STREAM, SEQPACKET) else EPERM
+                assert interpret(program, number, architecture, 1, kind | flags) == answer, (number, kind)
+    for number, network, family in ((socket, "proxy", 2), (socket, "open", 1), (pair, "open", 1)):
+        program = seccomp.program(network, machine=machine)
+        for kind in (STREAM, DGRAM, RAW, SEQPACKET):
+            assert interpret(program, number, architecture, family, kind) == ALLOW
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -222,7 +246,7 @@ def test_libseccomp_agrees() -> None:
 
 def interpret_libseccomp(program: bytes, number: int, architecture: int, argument: int) -> int:
     """libseccomp's programs use a few operations more than ours."""
-    data = struct.pack("=IIQ6Q", number, architecture, 0, argument, *[0] * 5)
+    data = struct.pack("=IIQ6Q", number, architecture, 0, argument, STREAM, *[0] * 4)
     steps = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]
     at = accumulator = 0
     while True:

@@ -26,7 +26,7 @@ from .kernel import RESOLVE_CACHED, RESOLVE_NO_XDEV, birth_time_ms, openat2
 from .metadata import metadata_result
 from .read import READ, as_it_is
 
-__all__ = ["cached_metadata", "cached_read_file", "cached_read_range"]
+__all__ = ["cached_metadata", "cached_read_file", "cached_read_range", "nothing_hangs"]
 
 SMALL_BYTES: Final = 64 * 1024
 """Largest file whose content is encoded on the loop: twenty microseconds of work."""
@@ -82,38 +82,48 @@ _NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
 
 
 class _Mounts:
-    """Which paths are safe to look at, kept up to date as things are mounted."""
+    """Which paths are safe to look at, kept up to date as things are mounted.
+
+    The table is opened when it is first asked for: who is never asked for files holds no descriptor, and who
+    has none left when he is asked first does without it until there is one.
+    """
 
     def __init__(self) -> None:
+        self._possible = bool(_NOWAIT)
         self._resolve: int | None = None
         self._descriptor = -1
         self._changes = select.poll()
         self._look_again = 0.0
-        if not _NOWAIT:
-            return
-        try:
-            self._descriptor = os.open(_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return  # no /proc, no telling
-        self._changes.register(self._descriptor, select.POLLPRI | select.POLLERR)
-        self._read()
 
     def resolve(self) -> int | None:
         """The flags for `openat2`; None when nothing is safe."""
-        if self._descriptor >= 0:
+        if self._possible:
             now = monotonic()
             if now > self._look_again:
                 self._look_again = now + LOOK_SECONDS
-                if self._changes.poll(0):
+                if self._descriptor < 0:
+                    self._open()
+                elif self._changes.poll(0):
                     self._read()
         return self._resolve
 
     def never(self) -> None:
         """The kernel does not know how: do not ask again."""
+        self._possible = False
         self._resolve = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _open(self) -> None:
+        try:
+            self._descriptor = os.open(_MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            # Without /proc there is no telling, ever; without a descriptor there is none for now.
+            self._possible = error.errno in (errno.EMFILE, errno.ENFILE)
+            return
+        self._changes.register(self._descriptor, select.POLLPRI | select.POLLERR)
+        self._read()
 
     def _read(self) -> None:
         os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -214,3 +224,8 @@ def _open(path: bytes, flags: int) -> int | None:
         if error.errno in (errno.ENOSYS, errno.EINVAL, errno.EPERM):
             _mounts.never()
         return None
+
+
+def nothing_hangs() -> bool:
+    """Whether looking at a path waits for this machine's own disks at most, wherever the path leads."""
+    return _mounts.resolve() == RESOLVE_CACHED

@@ -43,27 +43,35 @@ PIECE_BYTES: Final = 3 * 256 * 1024
 PIECE_TEXT: Final = PIECE_BYTES // 3 * 4
 
 
-def encode_content(descriptor: int, start: int, most: int, turn: Turn) -> Encoded:
-    """The result of `fs/readFile`: up to `most` bytes from `start` on, read until the file ends."""
+def encode_content(
+    descriptor: int, start: int, most: int, turn: Turn, expected: int | None = None
+) -> Encoded:
+    """The result of `fs/readFile`: up to `most` bytes from `start` on, read until the file ends.
+
+    `expected` is how many there seem to be: memory is taken for those, and for more only as more comes.
+    """
     piece = memoryview(bytearray(min(PIECE_BYTES, most)))
     text = b""
-    whole: memoryview | None = None
+    whole: bytearray | None = None
     total = written = 0
     while total < most:
         turn.check()
         wanted = min(PIECE_BYTES, most - total)
         count = fill(descriptor, piece[:wanted], start + total)
         text = pybase64.b64encode(piece[:count])
-        if whole is None and count == most:
-            return encoded_content(text)
         if whole is None:
-            whole = memoryview(bytearray(encoded_bytes(most)))
-        whole[written : written + len(text)] = text
-        written += len(text)
+            if count == most or count < wanted:
+                return encoded_content(text)
+            whole = bytearray(encoded_bytes(most if expected is None else min(most, expected)))
+        end = written + len(text)
+        if end > len(whole):
+            whole.extend(bytes(max(end, min(2 * len(whole), encoded_bytes(most))) - len(whole)))
+        memoryview(whole)[written:end] = text
+        written = end
         total += count
         if count < wanted:
             break
-    return encoded_content(text if whole is None else whole[:written])
+    return encoded_content(text if whole is None else memoryview(whole)[:written])
 
 
 def encoded_bytes(count: int) -> int:

@@ -153,6 +153,7 @@ class _Job(Turn):
         "parked",
         "pending",
         "started",
+        "to_resolve",
         "touches",
         "weight",
         "work",
@@ -177,6 +178,8 @@ class _Job(Turn):
         self.left = False
         self.aside = False
         self.parked = False
+        self.to_resolve = False
+        """Whether its real paths have not been looked for yet: nobody has had to be compared with it."""
         self.blockers: set[_Job] = set()
         self.followers: list[_Job] = []
         self.gate: Gate | None = None
@@ -288,6 +291,32 @@ class Lane:
             return False
         return not self._aside or not any(job.changes for job in tuple(self._aside))
 
+    def alongside(self, touches: tuple[Touch, ...]) -> _Job | None:
+        """Begin a call that reads, now, without a thread of this lane; None if it has to wait for its turn.
+
+        Whoever does it settles the job's `pending`, after `finish`.
+        """
+        if not self.free_for_reading:
+            return None
+        with self._lock:
+            if self._running_aside >= MAX_ASIDE:
+                return None
+            self._jobs += 1
+            job = _Job(self, self._jobs, touches, _nothing, ())
+            job.left = job.aside = job.to_resolve = True
+            self._running_aside += 1
+            self._aside.add(job)
+        return job
+
+    def finish(self, job: _Job) -> None:
+        """What was begun alongside is done: those that waited for it may run."""
+        with self._lock:
+            self._aside.discard(job)
+            self._running_aside -= 1
+            ready = self._release(job)
+        for follower in ready:
+            self._pool.run(self._run, follower)
+
     def close(self) -> None:
         """Forget what has not begun, and tell the rest that nobody waits."""
         if self._timer is not None:
@@ -355,6 +384,10 @@ class Lane:
     def _must_wait(self, job: _Job) -> bool:
         """Whether something aside comes first; if so the job is parked behind it."""
         job.resolve()
+        for other in tuple(self._aside):
+            if other.to_resolve:
+                other.resolve()
+                other.to_resolve = False
         with self._lock:
             # A job that was set aside while it resolved may itself be waited for by later ones.
             blockers = {other for other in self._aside if other.number < job.number and _conflict(job, other)}
@@ -471,6 +504,10 @@ class Lane:
                 ready.append(follower)
         job.followers.clear()
         return ready
+
+
+def _nothing() -> None:
+    """What the lane itself does for a call alongside."""
 
 
 def _outcome(job: _Job) -> tuple[Callable[[Any], None], Any]:

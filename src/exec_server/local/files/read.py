@@ -38,7 +38,7 @@ def read_file(path: bytes, follow: bool, turn: Turn = ALONE) -> Encoded:
         if size > MAX_READ_BYTES:
             raise _too_large()
         if size < LARGE_BYTES:
-            data = os.read(descriptor, LARGE_BYTES)
+            data = os.read(descriptor, size + 1)  # one more shows that it grows; much more costs pages
             if len(data) == size:
                 return content_result(data)
         turn.leave(real_path(descriptor))
@@ -60,12 +60,13 @@ def read_range(
     descriptor = open_for_reading(path, follow)
     try:
         size = os.fstat(descriptor).st_size
-        most = max(size - offset, 0) if length is None else length
+        expected = max(size - offset, 0)
+        most = expected if length is None else length
         if most > MAX_READ_BYTES:
             raise _too_large()
         if most >= LARGE_BYTES:
             turn.leave(real_path(descriptor))
-            turn.admit(ANSWERS, encoded_bytes(min(most, max(size - offset, 0))))
+            turn.admit(ANSWERS, encoded_bytes(min(most, expected)))
         bare = as_it_is(length, binary)
         if offset > MAX_OFFSET:
             return FilePart(b"", True, size) if bare else ranged_result(content_result(b""), True)
@@ -73,7 +74,7 @@ def read_range(
             # One byte more says whether there is more.
             data = read_at(descriptor, min(most + 1, MAX_OFFSET - offset), offset)
             return FilePart(memoryview(data)[:most], len(data) <= most, size)
-        content = encode_content(descriptor, offset, min(most, MAX_OFFSET - offset), turn)
+        content = encode_content(descriptor, offset, min(most, MAX_OFFSET - offset), turn, expected)
         return ranged_result(content, not os.pread(descriptor, 1, min(offset + most, MAX_OFFSET - 1)))
     finally:
         os.close(descriptor)

@@ -14,7 +14,7 @@ from typing import Final
 
 from ..process import descriptors
 from .plan import Bind, Directory, EmptyFile, Link, Plan, PrivateDevices, ReadOnly, Step, Tmpfs
-from .probe import Backend
+from .probe import Backend, partition
 
 __all__ = ["Command", "Unbuildable", "arguments", "build"]
 
@@ -59,6 +59,7 @@ def build(
     to; `more` options that take a descriptor, which must be inheritable by number.
     """
     inherited: list[int] = []
+    first = _apart() if plan.spread else []
     try:
         words = arguments(plan, backend, inherited)
         if hidden is not None:
@@ -83,7 +84,20 @@ def build(
             os.close(fd)
         raise
     name = os.fsencode(backend.program or "bwrap")
-    return Command([name, b"--args", b"%d" % listed, b"--", *argv], inherited)
+    return Command([*first, name, b"--args", b"%d" % listed, b"--", *argv], inherited)
+
+
+def _apart() -> list[bytes]:
+    """bubblewrap leaves every mount of a view a follower of the host's: where those are shared, as systemd
+    has them, what is mounted later appears inside, and can be written. So it is started apart from them."""
+    found = partition()
+    if found.problem:
+        raise Unbuildable(
+            "the mounts of this machine are shared, and what is mounted later would appear in the sandbox; "
+            f"to keep it out needs unshare, which does not work ({found.problem}). A server that is started "
+            "by systemd with PrivateMounts=yes and MountFlags=private, or in a container, does without"
+        )
+    return [os.fsencode(word) for word in found.prefix]
 
 
 def arguments(plan: Plan, backend: Backend, inherited: list[int]) -> list[bytes]:

@@ -70,14 +70,23 @@ def compile_plan(
         place = real.path if real.exists else b"/"
         if network == "proxy":
             whole = Bind(b"/", b"/", writable=True)
-            return Plan(kind="view", network=network, steps=(whole,), writable=(b"/",), cwd=place)
+            mounts, spread = machine.mounts()
+            return Plan(
+                kind="view",
+                network=network,
+                steps=(whole,),
+                writable=(b"/",),
+                mounts=mounts,
+                spread=spread,
+                cwd=place,
+            )
         return Plan(
             kind="plain" if network == "open" else "filter", network=network, writable=(b"/",), cwd=place
         )
     policy = resolve_entries(context, machine, cwd, tmpdir)
     if for_files and not has_full_read(context):
         policy = replace(policy, minimal=True)
-    view = _View(machine, policy, readable, hidden)
+    view = _View(machine, policy, readable, hidden, network=network, for_files=for_files)
     return view.plan(network, cwd, sealed=for_files)
 
 
@@ -101,23 +110,32 @@ class _View:
     """Rules by what they really are about, and from there the steps."""
 
     def __init__(
-        self, machine: Machine, policy: Policy, readable: Sequence[bytes], hidden: Sequence[bytes]
+        self,
+        machine: Machine,
+        policy: Policy,
+        readable: Sequence[bytes],
+        hidden: Sequence[bytes],
+        *,
+        network: Network,
+        for_files: bool,
     ) -> None:
         self._machine = machine
+        self._for_files = for_files
+        """Nobody but our own helper runs inside, which changes no modes of directories."""
         self._nodes: dict[bytes, _Node] = {}
         self._links: dict[bytes, bytes] = {}
         self._written_as: set[bytes] = set()
         """Writable paths as they were named: what names them itself may be written in protected places."""
+        self._protected: list[bytes] = []
+        """Protected names in writable roots, whether they were named or not."""
 
         missing = self._place(policy)
         self._place_needed((*(MINIMAL_ROOTS if policy.minimal else ()), *readable))
         self._check_links(policy)
         self._protect_metadata()
         self._deny_matches(policy)
-        for path in hidden:
-            real = self._resolve(path)
-            if real.exists and self._access(real.path) is not None:
-                self._nodes[real.path] = _Node("deny", real.look)
+        self._hide(hidden)
+        self._hide(machine.private(), unless_out_of_reach=network != "open")
         self._guard_missing(missing)
         self._drop_redundant()
 
@@ -131,7 +149,7 @@ class _View:
             if rule.access == "write":
                 self._written_as |= {rule.path, real.path}
             if not real.exists:
-                if rule.access != "write":
+                if rule.access != "write" or rule.trusted:
                     missing.append((real, rule.access))
                 continue
             before = self._nodes.get(real.path)
@@ -149,10 +167,10 @@ class _View:
                 self._links.update(real.links)
 
     def _check_links(self, policy: Policy) -> None:
-        for path, access in policy.rules:
+        for path, access, trusted in policy.rules:
             real = self._resolve(path)
-            if access == "write" and self._access(real.path, but=real.path) == "write":
-                continue  # it allows nothing that is not allowed by another name
+            if not trusted and access == "write" and self._access(real.path, but=real.path) == "write":
+                continue  # it allows nothing that is not allowed by another name, and protects nothing
             self._check_way(path, access, real.links)
 
     def _check_way(self, path: bytes, access: Access, links: Iterable[tuple[bytes, bytes]]) -> None:
@@ -165,12 +183,13 @@ class _View:
 
     def _protect_metadata(self) -> None:
         roots = [path for path, node in self._nodes.items() if _is_writable_directory(node)]
-        protected = [os.path.join(root, name) for root in roots for name in PROTECTED_NAMES]
+        places = {root: [_below(root, name) for name in PROTECTED_NAMES] for root in roots}
+        self._protected += [path for paths in places.values() for path in paths]
         for root in roots:
-            if any(covers(path, root) for path in protected):
+            if any(covers(path, root) for path in self._protected):
                 continue  # it is itself in such a place, and was named
-            for name in PROTECTED_NAMES:
-                self._protect(root, os.path.join(root, name))
+            for path in places[root]:
+                self._protect(root, path)
 
     def _protect(self, root: bytes, path: bytes) -> None:
         look = self._machine.look(path)
@@ -183,7 +202,7 @@ class _View:
         node = self._nodes.get(path)
         access: Access = "deny" if node is not None and node.access == "deny" else "read"
         if look.kind == "missing" or (look.kind == "directory" and self._machine.is_empty(path)):
-            if look.kind != "missing" or self._machine.may_create(root):
+            if look.kind != "missing" or self._can_be_made(path, access):
                 self._nodes[path] = _Node(access, look, guard="directory")
         elif node is None:
             self._nodes[path] = _Node("read", look)
@@ -206,12 +225,43 @@ class _View:
             if real.exists and self._access(real.path) in ("read", "write"):
                 self._nodes[real.path] = _Node("deny", real.look, derived=True)
 
+    def _hide(self, paths: Iterable[bytes], *, unless_out_of_reach: bool = False) -> None:
+        """Deny, whatever the rules say. A socket is out of reach of who has no network and cannot
+        replace it."""
+        for path in paths:
+            real = self._resolve(path)
+            access = self._access(real.path)
+            if real.exists and access is not None and (access == "write" or not unless_out_of_reach):
+                self._nodes[real.path] = _Node("deny", real.look)
+
+    def _can_be_made(self, path: bytes, access: Access) -> bool:
+        """Whether somebody inside could make what is not there; PlanError if nobody can prevent it."""
+        directory = os.path.dirname(path)
+        maker = self._machine.maker(directory)
+        if self._for_files and maker != "anybody":
+            return False
+        if maker == "owner alone":
+            raise PlanError(
+                f"cannot enforce sandbox {_FORBIDS[access]} path {_text(path)} because the mode of "
+                f"{_text(directory)} keeps this server from covering it, and a command could change that: "
+                "make the directory writable for its owner, or take it out of what may be written"
+            )
+        return maker != "nobody"
+
     def _guard_missing(self, missing: list[tuple[Real, Access]]) -> None:
-        """Somebody who may write could make what must not be there, or must not change."""
+        """Somebody who may write could make what must not be there, or must not change.
+
+        So it is with a writable root that is not there: made inside, it would have nothing protected in it.
+        """
         for path, node in list(self._nodes.items()):
-            if node.look.blank and node.access != "write" and self._access(path, but=path) == "write":
-                self._nodes[path] = node._replace(guard="file")  # it may itself be such a guard
-        for real, access in missing:
+            if node.look.blank and self._access(path, but=path) == "write":
+                access: Access = "deny" if node.access == "deny" else "read"
+                # It may itself be such a guard.
+                self._nodes[path] = node._replace(access=access, guard="file")
+        for real, wanted in missing:
+            if wanted == "write" and any(covers(path, real.path) for path in self._protected):
+                continue  # it is itself in a protected place, and was named
+            access = "deny" if wanted == "deny" else "read"
             place = real.first_missing
             parent = os.path.dirname(place)
             look = self._machine.look(parent)
@@ -221,10 +271,10 @@ class _View:
                 continue
             elif look.kind != "directory":
                 raise PlanError(
-                    f"cannot enforce sandbox {_FORBIDS[access]} path {_text(real.path)} "
+                    f"cannot enforce sandbox {_FORBIDS[wanted]} path {_text(real.path)} "
                     f"because {_text(parent)} is not a directory"
                 )
-            if self._access(parent) != "write" or not self._machine.may_create(parent):
+            if self._access(parent) != "write" or not self._can_be_made(place, access):
                 continue
             before = self._nodes.get(place)
             if before is None:
@@ -282,6 +332,7 @@ class _View:
         for path in ordered:
             self._add(path, steps, seals)
         links = self._missing_links() if scoped else []
+        mounts, spread = self._machine.mounts()
         plan = Plan(
             kind="view",
             network=network,
@@ -292,6 +343,8 @@ class _View:
             read_only=self._paths_that("read-only"),
             denied=self._paths_that("denied"),
             seen=self._seen(ordered),
+            mounts=mounts,
+            spread=spread,
         )
         if sealed:
             return plan
@@ -307,12 +360,13 @@ class _View:
         ]
 
     def _pins(self) -> set[bytes]:
-        """Directories between a writable root and something protected in it. Being mounts they cannot be
-        renamed, and so nobody can put something else in the place of what is protected."""
+        """Directories between a writable root and something in it that has a rule of its own, be it another
+        writable root: in that something is protected. Being mounts they cannot be renamed, and so nobody
+        can put something else in the place of what is protected."""
         pins: set[bytes] = set()
         for path, node in self._nodes.items():
-            if node.derived or node.access == "write":
-                continue
+            if node.derived:
+                continue  # a mask that moves along protects as well
             parent = os.path.dirname(path)
             while parent not in self._nodes and self._access(parent) == "write":
                 pins.add(parent)
@@ -367,6 +421,10 @@ class _View:
 
 def _is_writable_directory(node: _Node) -> bool:
     return node.access == "write" and node.look.kind == "directory"
+
+
+def _below(root: bytes, name: bytes) -> bytes:
+    return b"%b/%b" % (b"" if root == b"/" else root, name)
 
 
 def _text(path: bytes) -> str:

@@ -22,6 +22,9 @@ REFERENCE_WORDS: Final = (*KERNEL_WORDS, b"seccomp", b"sandbox", b"landlock", b"
 BUILDER_WORDS: Final = (b"bwrap: ", b"error building bubblewrap command: ")
 """How whoever puts a sandbox together begins when it cannot; the command has not even started."""
 
+NO_PROGRAM_WORDS: Final = b"bwrap: execvp "
+"""How it begins when there is a sandbox, and no such program in it. Nobody denied anything, then."""
+
 BAD_SYSTEM_CALL_EXIT: Final = 128 + 31
 """Killed by SIGSYS, which is how a filter kills."""
 
@@ -43,7 +46,8 @@ def found(exit_code: int, outputs: Sequence[bytes]) -> bool:
     if exit_code == BAD_SYSTEM_CALL_EXIT:
         return True
     return any(
-        output.startswith(BUILDER_WORDS) or any(word in output.lower() for word in KERNEL_WORDS)
+        (output.startswith(BUILDER_WORDS) and not output.startswith(NO_PROGRAM_WORDS))
+        or any(word in output.lower() for word in KERNEL_WORDS)
         for output in outputs
         if output
     )

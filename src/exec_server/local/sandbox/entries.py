@@ -61,6 +61,8 @@ class Rule(NamedTuple):
 
     path: bytes
     access: Access
+    trusted: bool = True
+    """Whether somebody outside may trust what is in it, as in a project. Of TMPDIR nobody expects that."""
 
 
 class Policy(Struct, frozen=True):
@@ -156,7 +158,7 @@ def resolve_entries(context: SandboxContext, machine: Machine, cwd: bytes, tmpdi
             case SpecialPath(special):
                 minimal = minimal or (special.kind == "minimal" and entry.access != "deny")
                 rules += [
-                    Rule(path, entry.access)
+                    Rule(path, entry.access, special.kind != "tmpdir")
                     for path in _special(special, entry.access, machine, roots, tmpdir)
                 ]
     depth = getattr(getattr(context.permissions, "file_system", None), "glob_scan_max_depth", None)

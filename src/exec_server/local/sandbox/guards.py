@@ -12,12 +12,14 @@ and files it makes are still its real user's. Calls that have to keep a file's o
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import signal
 import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["CannotNest", "Guard", "stand"]
+__all__ = ["CannotNest", "Guard", "end_with", "stand"]
 
 _NEW_USER: Final = 0x10000000
 _NEW_MOUNTS: Final = 0x00020000
@@ -25,6 +27,7 @@ _READ_ONLY: Final = 0x1
 _NO_SETUID: Final = 0x2
 _NO_DEVICES: Final = 0x4
 _NO_EXEC: Final = 0x8
+_PR_SET_PDEATHSIG: Final = 1
 _PR_CAPBSET_DROP: Final = 24
 _CAPABILITY_V3: Final = 0x20080522
 _CAPSET: Final = {"x86_64": 126, "aarch64": 91}
@@ -40,7 +43,15 @@ class Guard(NamedTuple):
 
 
 class CannotNest(Exception):
-    """This machine gives nobody inside of a sandbox namespaces of his own."""
+    """Nobody inside of a sandbox gets namespaces of his own: not now, or not at all on this machine."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(os.strerror(number))
+        self.for_good = number in _NEVER
+
+
+_NEVER: Final = frozenset({errno.EPERM, errno.EINVAL, errno.ENOSYS})
+"""Answers of a kernel that will not change. It may also be short of memory, or of namespaces, just now."""
 
 
 def stand(guards: Sequence[Guard]) -> None:
@@ -51,10 +62,17 @@ def stand(guards: Sequence[Guard]) -> None:
         except FileExistsError:
             pass  # it was there, and empty, or another call is being guarded
     if _libc.unshare(_NEW_USER | _NEW_MOUNTS):
-        raise CannotNest(os.strerror(ctypes.get_errno()))
+        raise CannotNest(ctypes.get_errno())
     for guard in guards:
         _cover(guard.path, guard.mode)
     _give_up_rights()
+
+
+def end_with(parent: int) -> None:
+    """Let this process not outlive the one it comes from. To be said last: a change of rights undoes it."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "PR_SET_PDEATHSIG")
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _cover(path: bytes, mode: int) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from msgspec import Raw, Struct
 from msgspec.json import decode, encode
@@ -94,6 +94,7 @@ def main(socket: int) -> None:
 def _answer_guarded(socket: int, method: str, params: Any, guards: list[tuple[str, int]]) -> None:
     """By a child, which alone has what it needs to guard, and has given it up before it does the call."""
     _load()
+    parent = os.getpid()
     child = os.fork()
     if child:
         _, status = os.waitpid(child, 0)
@@ -101,7 +102,7 @@ def _answer_guarded(socket: int, method: str, params: Any, guards: list[tuple[st
             os._exit(1)  # it has not answered
         _send(socket, HEADER.pack(0, GONE))
         return
-    from .guards import CannotNest, Guard, stand
+    from .guards import CannotNest, Guard, end_with, stand
 
     try:
         try:
@@ -109,8 +110,9 @@ def _answer_guarded(socket: int, method: str, params: Any, guards: list[tuple[st
                 _send(socket, HEADER.pack(0, OTHER_WAY))
                 os._exit(0)
             stand([Guard(path.encode("latin-1"), mode) for path, mode in guards])
-        except CannotNest:
-            _send(socket, HEADER.pack(0, CANNOT_NEST))
+            end_with(parent)
+        except CannotNest as error:
+            _send(socket, HEADER.pack(0, CANNOT_NEST if error.for_good else OTHER_WAY))
         except OSError as error:
             place = os.fsencode(error.filename or b"").decode("utf-8", "replace")
             words = f"cannot protect {place}: {error.strerror} (os error {error.errno})"
@@ -216,157 +218,214 @@ def _send_with_descriptor(socket: int, data: bytes, descriptor: int) -> None:
 
 # What it can do ----------------------------------------------------------------------------------
 
+Method: TypeAlias = Callable[[Any], Any]
+
+_ready: dict[str, Method] = {}
+"""Methods that were needed before, with what they import: looking that up again takes longer than a read."""
+
 
 def perform(method: str, params: Any) -> Any:
     """The result of one call, or RpcError."""
     try:
-        return METHODS[method](params)
+        run = _ready.get(method)
+        if run is None:
+            run = _ready[method] = METHODS[method]()
+        return run(params)
     except OSError as error:
         raise failure(error) from None
 
 
-def _read_file(params: Any) -> Any:
+def _read_file() -> Method:
     from ...wire.files import decode_read_file
     from ..files.paths import to_native
     from ..files.read import read_file, read_range
 
-    wanted = decode_read_file(params)
-    path = to_native(wanted.path)
-    if wanted.offset is None and wanted.length is None:
-        return read_file(path, wanted.follow_symlinks, ALONE)
-    return read_range(path, wanted.follow_symlinks, wanted.offset or 0, wanted.length, turn=ALONE)
+    def run(params: Any) -> Any:
+        wanted = decode_read_file(params)
+        path = to_native(wanted.path)
+        if wanted.offset is None and wanted.length is None:
+            return read_file(path, wanted.follow_symlinks, ALONE)
+        return read_range(path, wanted.follow_symlinks, wanted.offset or 0, wanted.length, turn=ALONE)
+
+    return run
 
 
-def _get_metadata(params: Any) -> Any:
+def _get_metadata() -> Method:
     from ...wire.files import decode_metadata
     from ..files.metadata import get_metadata
     from ..files.paths import to_native
 
-    wanted = decode_metadata(params)
-    return get_metadata(to_native(wanted.path), wanted.follow_symlinks)
+    def run(params: Any) -> Any:
+        wanted = decode_metadata(params)
+        return get_metadata(to_native(wanted.path), wanted.follow_symlinks)
+
+    return run
 
 
-def _canonicalize(params: Any) -> Any:
+def _canonicalize() -> Method:
     from ...wire.files import decode_path
     from ..files.metadata import canonicalize
     from ..files.paths import to_native
 
-    return canonicalize(to_native(decode_path(params).path))
+    def run(params: Any) -> Any:
+        return canonicalize(to_native(decode_path(params).path))
+
+    return run
 
 
-def _read_directory(params: Any) -> Any:
+def _read_directory() -> Method:
     from ...wire.files import decode_path
     from ..files.directory import read_directory
     from ..files.paths import to_native
 
-    return read_directory(to_native(decode_path(params).path), ALONE)
+    def run(params: Any) -> Any:
+        return read_directory(to_native(decode_path(params).path), ALONE)
+
+    return run
 
 
-def _walk(params: Any) -> Any:
+def _walk() -> Method:
     from ...wire.files import decode_walk
     from ..files.paths import to_native
     from ..files.walk import walk
 
-    wanted = decode_walk(params)
-    return walk(to_native(wanted.path), wanted.path, wanted.options, ALONE)
+    def run(params: Any) -> Any:
+        wanted = decode_walk(params)
+        return walk(to_native(wanted.path), wanted.path, wanted.options, ALONE)
+
+    return run
 
 
-def _create_directory(params: Any) -> Any:
+def _create_directory() -> Method:
     from ...wire.files import decode_create_directory
     from ..files.directory import create_directory
     from ..files.paths import to_native
 
-    wanted = decode_create_directory(params)
-    return create_directory(to_native(wanted.path), wanted.recursive, wanted.follow_symlinks, ALONE)
+    def run(params: Any) -> Any:
+        wanted = decode_create_directory(params)
+        return create_directory(to_native(wanted.path), wanted.recursive, wanted.follow_symlinks, ALONE)
+
+    return run
 
 
-def _write_file(params: Any) -> Any:
+def _write_file() -> Method:
     from ...wire.files import decode_write_file
     from ..files.paths import to_native
     from ..files.write import PINS, write_file
 
-    wanted = decode_write_file(params)
-    path = to_native(wanted.path)
-    if not params.get("pinned"):
-        return write_file(path, wanted.data_base64, wanted.follow_symlinks, ALONE)
-    pinned = os.stat(path)  # the server has a stream that writes to it
-    PINS.add(pinned)
-    try:
-        return write_file(path, wanted.data_base64, wanted.follow_symlinks, ALONE)
-    finally:
-        PINS.remove(pinned)
+    def run(params: Any) -> Any:
+        wanted = decode_write_file(params)
+        path = to_native(wanted.path)
+        if not params.get("pinned"):
+            return write_file(path, wanted.data_base64, wanted.follow_symlinks, ALONE)
+        pinned = os.stat(path)  # the server has a stream that writes to it
+        PINS.add(pinned)
+        try:
+            return write_file(path, wanted.data_base64, wanted.follow_symlinks, ALONE)
+        finally:
+            PINS.remove(pinned)
+
+    return run
 
 
-def _remove(params: Any) -> Any:
+def _remove() -> Method:
     from ...wire.files import decode_remove
     from ..files.paths import to_native
     from ..files.remove import remove
 
-    wanted = decode_remove(params)
-    return remove(to_native(wanted.path), wanted.recursive, wanted.force, wanted.follow_symlinks, ALONE)
+    def run(params: Any) -> Any:
+        wanted = decode_remove(params)
+        return remove(to_native(wanted.path), wanted.recursive, wanted.force, wanted.follow_symlinks, ALONE)
+
+    return run
 
 
-def _copy(params: Any) -> Any:
+def _copy() -> Method:
     from ...wire.files import decode_copy
     from ..files.copy import copy
     from ..files.paths import to_native
 
-    wanted = decode_copy(params)
-    return copy(to_native(wanted.source_path), to_native(wanted.destination_path), wanted.recursive, ALONE)
+    def run(params: Any) -> Any:
+        wanted = decode_copy(params)
+        return copy(
+            to_native(wanted.source_path), to_native(wanted.destination_path), wanted.recursive, ALONE
+        )
+
+    return run
 
 
-def _move(params: Any) -> Any:
+def _move() -> Method:
     from ...wire.files import decode_move
     from ..files.move import move
     from ..files.paths import to_native
 
-    wanted = decode_move(params)
-    return move(to_native(wanted.source_path), to_native(wanted.destination_path), wanted.overwrite, ALONE)
+    def run(params: Any) -> Any:
+        wanted = decode_move(params)
+        return move(
+            to_native(wanted.source_path), to_native(wanted.destination_path), wanted.overwrite, ALONE
+        )
+
+    return run
 
 
-def _open(params: Any) -> int:
+def _open() -> Method:
     """Gives a descriptor, which is sent with the answer."""
     from ...wire.files import decode_open
     from ..files.handles import open_file
     from ..files.paths import to_native
 
-    wanted = decode_open(params)
-    return open_file(to_native(wanted.path), wanted.mode)
+    def run(params: Any) -> int:
+        wanted = decode_open(params)
+        return open_file(to_native(wanted.path), wanted.mode)
+
+    return run
 
 
-def _glob(params: Any) -> Any:
+def _glob() -> Method:
     from ...wire.files import decode_glob
     from ..files.glob import glob
     from ..files.paths import to_native
 
-    wanted = decode_glob(params)
-    return glob(to_native(wanted.path), wanted, ALONE)
+    def run(params: Any) -> Any:
+        wanted = decode_glob(params)
+        return glob(to_native(wanted.path), wanted, ALONE)
+
+    return run
 
 
-def _search(params: Any) -> Any:
+def _search() -> Method:
     from ...wire.files import decode_search
     from ..files.paths import to_native
     from ..files.search import search
 
-    wanted = decode_search(params)
-    return search(to_native(wanted.path), wanted, ALONE)
+    def run(params: Any) -> Any:
+        wanted = decode_search(params)
+        return search(to_native(wanted.path), wanted, ALONE)
+
+    return run
 
 
-def _discover_root(params: Any) -> Any:
+def _discover_root() -> Method:
     from ...wire.capabilities import decode_roots
     from ..files.discovery import discover_root
 
-    return discover_root(decode_roots(params).roots[0], ALONE)
+    def run(params: Any) -> Any:
+        return discover_root(decode_roots(params).roots[0], ALONE)
+
+    return run
 
 
-def _discover_user(params: Any) -> Any:
+def _discover_user() -> Method:
     from ..files.skills import discover_user
 
-    homes = [None if home is None else home.encode("latin-1") for home in params]
-    return discover_user(homes[0] or b"/", homes[1], ALONE)
+    def run(params: Any) -> Any:
+        homes = [None if home is None else home.encode("latin-1") for home in params]
+        return discover_user(homes[0] or b"/", homes[1], ALONE)
+
+    return run
 
 
-METHODS: Final[dict[str, Callable[[Any], Any]]] = {
+METHODS: Final[dict[str, Callable[[], Method]]] = {
     "fs/readFile": _read_file,
     "fs/getMetadata": _get_metadata,
     "fs/canonicalize": _canonicalize,

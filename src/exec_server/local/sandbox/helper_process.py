@@ -24,6 +24,7 @@ from .helper import (
     LENGTH,
     OTHER_WAY,
     RECEIVE_BYTES,
+    RESULT,
     Failed,
 )
 from .plan import Plan, Tmpfs
@@ -50,6 +51,12 @@ START_SECONDS: Final = 30.0
 PATIENCE: Final = 2.0
 """Seconds for a helper that has lost its server to end by itself."""
 
+DIRECT_BYTES: Final = 128 * 1024
+"""Of an answer that is taken on the loop; the rest of a larger one is read by a thread."""
+
+SIGNALLED: Final = 128
+"""Exit statuses above it stand for signals."""
+
 _LOOK_TIME: Final = struct.pack("@ll", 0, int(LOOK_SECONDS * 1_000_000))
 """LOOK_SECONDS for the kernel, which saves asking it twice per call."""
 
@@ -73,6 +80,11 @@ class Key:
             self.guards = [(step.target, step.mode) for step in covers]
             left = tuple(step for step in plan.steps if getattr(step, "target", None) not in points)
             self.unguarded = replace(plan, steps=left, created=())
+
+    @property
+    def guarded(self) -> str:
+        """What its calls cover, in words."""
+        return ", ".join(path.decode("utf-8", "backslashreplace") for path, _ in self.guards)
 
     @property
     def encoded_guards(self) -> bytes:
@@ -120,8 +132,13 @@ class HelperProcess:
         self.key = key
         self.guarded = guarded
         """Whether calls have to cover something themselves."""
+        self.reusable = guarded or not key.plan.created
+        """Whether it may serve another call: nothing is to be seen on the host because of it."""
         self.answered = False
         self.idle_since = 0.0
+        self.promised: int | None = None
+        self.ready_since = 0.0
+        """The last of those who waited when it had come, and when that was (places.py)."""
         self._socket = ours
         self._spawned = spawned
         self._left = bytearray()
@@ -140,23 +157,59 @@ class HelperProcess:
     def call(self, method: str, params: bytes, turn: Turn) -> Answer:
         """What it answers; RpcError if that is an error, HelperDied if there is none."""
         guards = self.key.encoded_guards if self.guarded else b"[]"
-        request = b'["%b",%b,%b]' % (method.encode(), params, guards)
         try:
             self._await_start(turn)
-            self._send(LENGTH.pack(len(request)) + request, turn)
+            self._send(_request(method, params, guards), turn)
+        except (OSError, EOFError):
+            raise HelperDied from None
+        return self.wait_for_answer(turn)
+
+    def wait_for_answer(self, turn: Turn) -> Answer:
+        """To what it has been asked."""
+        try:
             kind, result, descriptor = self._receive(turn)
             if self.guarded:
                 self._receive(turn)  # that who did it is gone
         except (OSError, EOFError):
             raise HelperDied from None
-        if kind in (CANNOT_NEST, OTHER_WAY):
-            self.answered = True
-            raise CannotGuard(for_good=kind == CANNOT_NEST)
         self.answered = True
-        if kind == ERROR:
-            failed = decode(result, type=Failed)
-            raise RpcError(failed.code, failed.message)
-        return Answer(bytes(result), descriptor)
+        if kind in (CANNOT_NEST, OTHER_WAY):
+            raise CannotGuard(for_good=kind == CANNOT_NEST)
+        return _answer(kind, result, descriptor)
+
+    # On the loop, where nobody may wait
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when it has something to say."""
+        return self._socket.fileno()
+
+    def ask(self, method: str, params: bytes) -> None:
+        """Ask without waiting. OSError or EOFError if it is dead, or too much was asked."""
+        request = _request(method, params, b"[]")
+        if self._socket.send(request, socket.MSG_DONTWAIT) != len(request):
+            raise EOFError
+
+    def take_answer(self) -> Answer | None:
+        """What has come, if it is all of an answer; else it is kept for `wait_for_answer`."""
+        data = self._left
+        try:
+            data += self._receive_now(RECEIVE_BYTES)
+            length, kind = HEADER.unpack_from(data)
+            if len(data) < HEADER.size + length:
+                data += self._receive_now(DIRECT_BYTES)
+        except (BlockingIOError, struct.error):
+            return None
+        if len(data) < HEADER.size + length or kind not in (RESULT, ERROR):
+            return None
+        self._left = bytearray()
+        return _answer(kind, memoryview(data)[HEADER.size : HEADER.size + length], None)
+
+    def _receive_now(self, size: int) -> bytes:
+        data = self._socket.recv(size, socket.MSG_DONTWAIT)
+        if not data:
+            raise EOFError
+        return data
 
     def _await_start(self, turn: Turn) -> None:
         """EOFError if it does not come to be: who never starts must not be waited for."""
@@ -245,9 +298,28 @@ class HelperProcess:
             if name == "stderr":
                 said = _read_some(descriptor)
             os.close(descriptor)
-        way = "signal" if ended is None or ended.si_code != os.CLD_EXITED else "exit status"
-        number = 0 if ended is None else ended.si_status
-        return f"{way}: {number}: {said.decode('utf-8', 'replace').strip()}"
+        return f"{_manner(ended)}: {said.decode('utf-8', 'replace').strip()}"
+
+
+def _request(method: str, params: bytes, guards: bytes) -> bytes:
+    request = b'["%b",%b,%b]' % (method.encode(), params, guards)
+    return LENGTH.pack(len(request)) + request
+
+
+def _answer(kind: bytes, result: Any, descriptor: int | None) -> Answer:
+    if kind == ERROR:
+        failed = decode(result, type=Failed)
+        raise RpcError(failed.code, failed.message)
+    return Answer(bytes(result), descriptor)
+
+
+def _manner(ended: os.waitid_result | None) -> str:
+    """How it ended. Who keeps a sandbox tells of a signal inside as a shell does, by a high status."""
+    if ended is None or ended.si_code != os.CLD_EXITED:
+        return f"signal: {0 if ended is None else ended.si_status}"
+    if ended.si_status > SIGNALLED:
+        return f"signal: {ended.si_status - SIGNALLED}"
+    return f"exit status: {ended.si_status}"
 
 
 def _readable(descriptor: int, seconds: float) -> bool:

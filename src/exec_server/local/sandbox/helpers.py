@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import start_new_thread
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from threading import Condition, Event, Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import Any, Final
 
@@ -23,9 +24,8 @@ from ...wire.errors import RpcError, internal_error
 from ..files.lane import Turn
 from ..process.machine import ProcessMachine
 from ..process.spawn import Launch, SpawnSpec, spawn
-from . import mountpoints
+from . import confine, mountpoints
 from .helper_process import (
-    LOOK_SECONDS,
     Answer,
     CannotGuard,
     HelperDied,
@@ -33,12 +33,16 @@ from .helper_process import (
     Key,
     socket_pair,
 )
-from .plan import Plan
+from .places import GRACE_SECONDS, OWN_SECONDS, Places, Waiter
+from .plan import Identity, Plan
 
 __all__ = ["Helpers", "program_roots"]
 
 ATTEMPTS: Final = 2
 """A helper that ends in the middle of a call is replaced once; who kills two of them gets an error."""
+
+VANISHED_SECONDS: Final = 5.0
+"""How often idle helpers are looked after: one whose files are gone would keep their disk busy."""
 
 KEPT_VARIABLES: Final = ("PATH", "TMPDIR", "TMP", "TEMP")
 """All that a helper gets of our environment."""
@@ -97,44 +101,65 @@ class Helpers:
         self._machine = machine
         self._limits = limits
         self._prepare = prepare
-        self._changed = Condition()
-        self._idle: dict[Key, list[HelperProcess]] = {}
-        self._count = 0
-        self._closed = False
+        self._places = Places(limits.sandbox_helpers)
         self._nesting = True
         """Whether helpers can cover names for single calls, as far as is known."""
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = Lock()
         self._thread: Thread | None = None
+        self._looking = Lock()
+        """Held by who looks whether what idle helpers were started for is still there."""
         self._tags = machine.tags.open_session()
 
     @property
     def count(self) -> int:
         """How many there are now."""
-        return self._count
+        return self._places.count
 
     def call(self, key: Key, method: str, params: bytes, turn: Turn, *, repeatable: bool) -> Answer:
         """Have it done in the sandbox of a plan. `repeatable`: doing it twice is like doing it once."""
         if key.guards and self._nesting:
-            claim = mountpoints.claim(path for path, _ in key.guards)
+            losses: list[str] = []
+            claim = self._claim(key, turn)
             try:
-                return self._call(key, method, params, turn, repeatable=repeatable, guarded=True)
+                return self._call(key, method, params, turn, losses, repeatable=repeatable, guarded=True)
             except CannotGuard as error:
-                self._nesting = not error.for_good
+                if error.for_good:
+                    self._nesting = False
             finally:
-                if claim is not None:
-                    claim.release(orderly=True)
-        return self._call(key, method, params, turn, repeatable=repeatable, guarded=False)
+                # Whoever did it has said that it is gone, or was lost: then it has to be looked for.
+                if claim is not None and not claim.release(orderly=not losses):
+                    log.warning("mount points are left behind until this server ends", paths=key.guarded)
+        return self._call(key, method, params, turn, [], repeatable=repeatable, guarded=False)
+
+    def _claim(self, key: Key, turn: Turn) -> mountpoints.Claim | None:
+        try:
+            return mountpoints.claim({path: True for path, _ in key.guards}, turn.check)
+        except OSError as error:
+            raise internal_error(
+                f"fs sandbox helper failed with status exit status: 1: cannot protect {key.guarded}: {error}"
+            ) from None
 
     def _call(
-        self, key: Key, method: str, params: bytes, turn: Turn, *, repeatable: bool, guarded: bool
+        self,
+        key: Key,
+        method: str,
+        params: bytes,
+        turn: Turn,
+        losses: list[str],
+        *,
+        repeatable: bool,
+        guarded: bool,
     ) -> Answer:
+        """`losses`: to be told how helpers ended that were at it."""
         for attempt in range(ATTEMPTS):
             helper = self._take(key, turn, guarded)
             warm = helper.answered
             try:
                 answer = helper.call(method, params, turn)
             except HelperDied:
-                how = self._end(helper)
+                how = self.end(helper)
+                losses.append(how)
                 again = repeatable and attempt + 1 < ATTEMPTS and (warm or how.startswith("signal"))
                 if not again:
                     raise _failed(how, unknown=warm and not repeatable) from None
@@ -142,86 +167,108 @@ class Helpers:
                 self._done(helper)
                 raise
             except BaseException:
-                self._end(helper, kill=True)  # it is busy with something that nobody wants any more
+                losses.append("killed")
+                self.end(helper, kill=True)  # it is busy with something that nobody wants any more
                 raise
             else:
                 self._done(helper)
                 return answer
         raise AssertionError("the last attempt either answers or raises")
 
+    # For direct calls
+
+    def take_idle(self, key: Key) -> HelperProcess | None:
+        """A helper that has answered before, if one is free. Does not wait."""
+        helper = None if key.plan.created else self._places.take(key)
+        if helper is not None and not helper.answered:
+            self._places.give_back(helper)
+            return None
+        return helper
+
+    def give_back(self, helper: HelperProcess) -> bool:
+        """Whether it was taken back; if not it has to be ended, in a thread."""
+        return self._places.give_back(helper)
+
+    def finish(self, helper: HelperProcess, turn: Turn) -> Answer | None:
+        """Wait for the answer to what a helper was asked; None if it has died."""
+        try:
+            answer = helper.wait_for_answer(turn)
+        except HelperDied:
+            self.end(helper)
+            return None
+        except RpcError:
+            self._done(helper)
+            raise
+        except BaseException:
+            self.end(helper, kill=True)
+            raise
+        self._done(helper)
+        return answer
+
     def close(self) -> None:
         """End all that are idle; those at work are ended by who uses them."""
-        with self._changed:
-            self._closed = True
-            idle = [helper for helpers in self._idle.values() for helper in helpers]
-            self._idle.clear()
-            self._changed.notify_all()
-        for helper in idle:
-            self._end(helper, kill=True)
+        for helper in self._places.close():
+            try:
+                helper.end(kill=True)
+            finally:
+                self._places.forget()
         self._jobs.put(lambda: None)
 
     # Taking and giving back
 
     def _take(self, key: Key, turn: Turn, guarded: bool) -> HelperProcess:
-        evicted: HelperProcess | None = None
-        while True:
-            with self._changed:
-                if self._closed:
-                    raise internal_error("the server is ending")
-                helpers = self._idle.get(key) if guarded or not key.plan.created else None
-                if helpers:
-                    helper = helpers.pop()
-                    if not helpers:
-                        del self._idle[key]
-                    if helper.is_alive():
-                        return helper
-                    evicted = helper
-                elif self._count < self._limits.sandbox_helpers:
-                    self._count += 1
-                    break
-                elif self._idle:
-                    evicted = self._oldest()
-                else:
-                    self._changed.wait(LOOK_SECONDS)
-            if evicted is not None:
-                self._end(evicted)
-                evicted = None
-            turn.check()
+        reusing = guarded or not key.plan.created
+        free = self._places.take(key) if reusing else None
+        if free is not None:
+            if free.is_alive():
+                return free
+            self.end(free)
+        waiter = self._places.ask(key, reusing=reusing)
         try:
+            pause = OWN_SECONDS
+            while not waiter.granted.wait(pause):
+                turn.check()
+                self._places.look_again()
+                pause = GRACE_SECONDS
+        except BaseException:
+            if not self._places.leave(waiter):
+                self._return(waiter)
+            raise
+        if self._places.closed:
+            self._return(waiter)
+            raise internal_error("the server is ending")
+        helper = waiter.helper
+        if helper is not None and waiter.fits and helper.is_alive():
+            return helper
+        try:
+            if helper is not None:
+                helper.end()
             return self._start(key, guarded)
         except BaseException:
-            self._forget_one()
+            self._places.free(key, reusable=reusing)
             raise
 
-    def _oldest(self) -> HelperProcess:
-        """With the lock held: the one that has been idle for longest."""
-        key = min(self._idle, key=lambda key: self._idle[key][0].idle_since)
-        helpers = self._idle[key]
-        helper = helpers.pop(0)
-        if not helpers:
-            del self._idle[key]
-        return helper
+    def _return(self, waiter: Waiter) -> None:
+        """What was granted is not wanted any more."""
+        if waiter.refused:
+            return
+        if waiter.helper is not None:
+            if waiter.fits:
+                self._done(waiter.helper)
+                return
+            waiter.helper.end()
+        self._places.free(waiter.key, reusable=waiter.reusing)
 
     def _done(self, helper: HelperProcess) -> None:
-        keep = helper.guarded or not helper.key.plan.created
-        with self._changed:
-            if keep and not self._closed:
-                helper.idle_since = monotonic()
-                self._idle.setdefault(helper.key, []).append(helper)
-                self._changed.notify()
-                return
-        self._end(helper)
+        if not self._places.give_back(helper):
+            self.end(helper)
 
-    def _end(self, helper: HelperProcess, *, kill: bool = False) -> str:
+    def end(self, helper: HelperProcess, *, kill: bool = False) -> str:
+        """Of one that was taken: how it ended, and what it said."""
         try:
             return helper.end(kill=kill)
         finally:
-            self._forget_one()
-
-    def _forget_one(self) -> None:
-        with self._changed:
-            self._count -= 1
-            self._changed.notify()
+            self._places.free(helper.key, reusable=helper.reusable)
 
     # Starting, and leaving when idle
 
@@ -237,7 +284,7 @@ class Helpers:
                 outcome.append(error)
             done.set()
 
-        with self._changed:
+        with self._lock:
             if self._thread is None:
                 self._thread = Thread(target=self._serve, name="exec-server-helpers", daemon=True)
                 self._thread.start()
@@ -250,30 +297,36 @@ class Helpers:
 
     def _serve(self) -> None:
         """Must not end while there are helpers: they would end with it."""
+        confine.new_session_keyring()  # nobody it starts gets at the keys of whoever started this server
+        pause = min(self._limits.sandbox_helper_idle / 2, VANISHED_SECONDS)
         while True:
             try:
-                self._jobs.get(timeout=self._limits.sandbox_helper_idle / 2)()
+                self._jobs.get(timeout=pause if self._places.count else None)()
             except Empty:
-                pass
-            for helper in self._outdated():
+                if self._looking.acquire(blocking=False):
+                    try:
+                        start_new_thread(self._look_after_idle, ())
+                    except RuntimeError:  # too many threads for now
+                        self._looking.release()
+            if self._places.closed and not self._places.count:
+                return
+
+    def _look_after_idle(self) -> None:
+        """End those that nobody needs. In a thread of its own: a look at a disk may take for ever."""
+        try:
+            before = monotonic() - self._limits.sandbox_helper_idle
+            vanished = {id(helper) for helper in self._places.idle() if _has_lost(helper.key.plan)}
+            for helper in self._places.withdraw(
+                lambda helper: helper.idle_since < before or id(helper) in vanished
+            ):
                 try:
-                    self._end(helper)
+                    helper.end()
                 except OSError as error:
                     log.warning("a file helper did not end as it should", reason=str(error))
-            with self._changed:
-                if self._closed and not self._count:
-                    return
-
-    def _outdated(self) -> list[HelperProcess]:
-        before = monotonic() - self._limits.sandbox_helper_idle
-        found: list[HelperProcess] = []
-        with self._changed:
-            for key, helpers in list(self._idle.items()):
-                found += [helper for helper in helpers if helper.idle_since < before]
-                helpers[:] = [helper for helper in helpers if helper.idle_since >= before]
-                if not helpers:
-                    del self._idle[key]
-        return found
+                finally:
+                    self._places.forget()
+        finally:
+            self._looking.release()
 
     def _spawn(self, key: Key, guarded: bool) -> HelperProcess:
         ours, descriptor = socket_pair()
@@ -307,6 +360,21 @@ class Helpers:
                 os.close(descriptor)
             raise
         return HelperProcess(key, ours, spawned, guarded=guarded)
+
+
+def _has_lost(plan: Plan) -> bool:
+    """Whether something it is about is not there any more: no plan that is made now can be equal to it."""
+    return any(_is_lost(seen) for seen in plan.seen)
+
+
+def _is_lost(seen: Identity) -> bool:
+    try:
+        found = os.lstat(seen.path)
+    except (FileNotFoundError, NotADirectoryError):
+        return seen.inode != 0
+    except OSError:
+        return False
+    return seen.inode != 0 and (found.st_dev, found.st_ino) != (seen.device, seen.inode)
 
 
 def _failed(how: str, *, unknown: bool) -> RpcError:

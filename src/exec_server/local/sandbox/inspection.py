@@ -18,6 +18,7 @@ from typing import Final
 
 from ... import log
 from ..process import tree
+from .mountpoints import is_running
 from .plan import Identity, Plan
 from .proxies import Route
 
@@ -123,7 +124,8 @@ def _is_complete(pid: int) -> bool:
     try:
         return os.lstat(f"/proc/{pid}/root/dev").st_dev != os.lstat("/dev").st_dev
     except FileNotFoundError:
-        os.kill(pid, 0)  # or it is gone
+        if not is_running(pid):
+            raise ProcessLookupError("it has ended") from None
         return False
 
 

@@ -9,16 +9,20 @@ from __future__ import annotations
 import os
 from _thread import _local, allocate_lock
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
+from ... import log
 from ...wire.errors import RpcError, invalid_params
 from ...wire.sandbox import SandboxContext
 from ...wire.uri import ForeignPath, native_path
+from ..process import tree
 from ..process.spawn import Launch, SpawnSpec
 from . import bubblewrap, confine, landlock, mountpoints, probe, seccomp
 from .compile import compile_plan
 from .confine import Confinement
 from .entries import Unsuitable, check_entries
+from .first import FirstProcess
 from .landlock import Inexpressible
 from .look import ThisMachine
 from .plan import Bind, Plan, PlanError, Tmpfs, covers
@@ -88,10 +92,13 @@ def preparer(context: SandboxContext, *, proxy: bool = False) -> Callable[[Spawn
     return prepare
 
 
-def carry_out(plan: Plan, backend: Backend, spec: SpawnSpec, routes: Sequence[Route] = ()) -> Launch:
+def carry_out(
+    plan: Plan, backend: Backend, spec: SpawnSpec, routes: Sequence[Route] = (), *, awaited: bool = False
+) -> Launch:
     """The plan by what this machine has. RpcError -32602 if it cannot be carried out in full.
 
-    `routes` are the proxies that can be reached, if the plan's network leads to any.
+    `routes` are the proxies that can be reached, if the plan's network leads to any. `awaited`: releasing
+    it waits for the end of everybody inside, even if nothing of the plan's own depends on that.
     """
     if plan.kind == "plain":
         return Launch(spec.argv, spec.env, spec.arg0)
@@ -100,9 +107,11 @@ def carry_out(plan: Plan, backend: Backend, spec: SpawnSpec, routes: Sequence[Ro
             confinement = Confinement(seccomp.program(plan.network), None, network=False)
             return Launch(spec.argv, spec.env, spec.arg0, confine=lambda _, start: confinement.run(start))
         if plan.kind == "view" and backend.name == "bubblewrap":
-            return _in_bubblewrap(plan, backend, spec, list(routes))
+            return _in_bubblewrap(plan, backend, spec, list(routes), awaited)
         if plan.kind == "view" and backend.name == "landlock":
             return _under_landlock(plan, spec)
+    except mountpoints.Turned as error:
+        return refusal(f"error building bubblewrap command: Fatal error: {error}", 1)
     except (bubblewrap.Unbuildable, Inexpressible, OSError) as error:
         raise invalid_params(f"failed to prepare process sandbox: {error}") from None
     raise unenforceable(backend)
@@ -149,22 +158,38 @@ def _under_landlock(plan: Plan, spec: SpawnSpec) -> Launch:
 # bubblewrap --------------------------------------------------------------------------------------
 
 
-def _in_bubblewrap(plan: Plan, backend: Backend, spec: SpawnSpec, routes: list[Route]) -> Launch:
+def _in_bubblewrap(
+    plan: Plan, backend: Backend, spec: SpawnSpec, routes: list[Route], awaited: bool
+) -> Launch:
     notes = os.fsencode(mountpoints.folder())
     claim = mountpoints.claim(_mount_points(plan))
     token = object()
+    tag = spec.tag
     turnable = _can_be_turned(plan)
     with _lock:
         _live[token] = plan
     inspection = None
+    first = None
 
     def release(pidfd: int | None) -> None:
         with _lock:
             _live.pop(token, None)
-        if claim is not None:
-            claim.release(orderly=pidfd is None or _ended_by_itself(pidfd))
+        orderly = pidfd is None or _ended_by_itself(pidfd)
+        if not orderly and tag is not None:
+            # A keeper that is killed while it makes a view leaves somebody behind who waits for it, for ever.
+            with suppress(OSError):
+                tree.kill_tagged(lambda other: other == tag)
+        gone = True
+        if first is not None and pidfd is None:
+            first.close()
+        elif first is not None:
+            gone = first.wait(orderly=orderly)
+        if claim is not None and not claim.release(orderly=gone):
+            log.warning("mount points of a sandbox are left behind until this server ends", plan=str(plan))
 
     try:
+        if awaited or claim is not None:
+            first = FirstProcess()
         if turnable or routes:
             from .inspection import Inspection
 
@@ -177,31 +202,44 @@ def _in_bubblewrap(plan: Plan, backend: Backend, spec: SpawnSpec, routes: list[R
             arg0=None if spec.arg0 is None else os.fsencode(spec.arg0),
             program=seccomp.program(plan.network),
             hidden=notes if plan.access(notes) == "write" else None,
-            more=() if inspection is None else inspection.options,
+            more=[
+                *([] if inspection is None else inspection.options),
+                *([] if first is None else [first.option]),
+            ],
         )
     except BaseException:
         if inspection is not None:
             inspection.close()
+        if first is not None:
+            os.close(first.handed)
         release(None)
         raise
     return Launch(
         [os.fsdecode(word) for word in command.argv],
         {},
-        inherited=command.inherited + ([] if inspection is None else inspection.handed),
+        inherited=[
+            *command.inherited,
+            *([] if inspection is None else inspection.handed),
+            *([] if first is None else [first.handed]),
+        ],
         inside=True,
         started=None if inspection is None else inspection.start,
         release=release,
     )
 
 
-def _mount_points(plan: Plan) -> list[bytes]:
-    """What is mounted upon below something that can be written, and so may not have existed before."""
-    points = {point.path for point in plan.created}
+def _mount_points(plan: Plan) -> dict[bytes, bool | None]:
+    """What is mounted upon below something that can be written, and so may not have existed before.
+
+    With whether each is to be a directory where there is nothing, as far as the plan says.
+    """
+    points: dict[bytes, bool | None] = {}
     for step in plan.steps:
         target = getattr(step, "target", b"/")
         if any(target != root and covers(root, target) for root in plan.writable):
-            points.add(target)
-    return sorted(points)
+            points[target] = None
+    points.update((point.path, point.directory) for point in plan.created)
+    return points
 
 
 def _can_be_turned(plan: Plan) -> bool:
@@ -223,7 +261,7 @@ def _could_turn(other: Plan, path: bytes) -> bool:
 
 
 def _ended_by_itself(pidfd: int) -> bool:
-    """Whether the keeper has seen the end of everybody inside, and was not killed before."""
+    """Whether the keeper has seen the end of the command, and was not killed before."""
     try:
         status = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     except OSError:

@@ -10,17 +10,25 @@ import errno
 import os
 import stat
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from ..files.kernel import birth_time
 from .links import Look, Real, resolve
+from .mounts import Mounts, mounts
 from .plan import Identity, PlanError
 
-__all__ = ["Machine", "Recorder", "ThisMachine"]
+__all__ = ["Machine", "Maker", "Recorder", "ThisMachine", "keep_private"]
+
+Maker: TypeAlias = Literal["nobody", "anybody", "owner", "owner alone"]
+"""Who inside of a sandbox could make something in a directory: nobody; anybody; whoever owns it, after
+changing its mode. `owner alone`: and nobody could put something there before him, not even this server."""
 
 SETTLED_SECONDS: Final = 1.0
 """How long nobody looks again where `/usr` and its like lead. Asking for all of them takes longer than
 anything else about a call."""
+
+FEW_QUESTIONS: Final = 64
+"""Asking as many takes a tenth of a millisecond at most."""
 
 HEAD_BYTES: Final = 4096
 """How much of a `.git` file is read: a path and its prefix."""
@@ -56,8 +64,23 @@ class Machine(Protocol):
     def settled(self, path: bytes) -> tuple[Real, Identity]:
         """Where a path of the system, or of this very program, leads. May be a second old."""
 
-    def may_create(self, directory: bytes) -> bool:
+    def maker(self, directory: bytes) -> Maker:
         """Whether this user, without special rights, could make something in it."""
+
+    def mounts(self) -> Mounts:
+        """What is mounted."""
+
+    def private(self) -> tuple[bytes, ...]:
+        """What belongs to this server, and to nobody inside of a sandbox."""
+
+
+_private: tuple[bytes, ...] = ()
+
+
+def keep_private(path: bytes) -> None:
+    """A path of the server's own, such as its socket: from now on no sandbox may reach or replace it."""
+    global _private
+    _private = (*_private, path)
 
 
 class ThisMachine:
@@ -137,15 +160,29 @@ class ThisMachine:
             return Identity(path, 0, 0, 0)
         return Identity(path, info.st_dev, info.st_ino, born)
 
-    def may_create(self, directory: bytes) -> bool:
-        if os.geteuid():
-            return os.access(directory, os.W_OK | os.X_OK)
-        # Root inside of a sandbox is a user like any other.
+    def maker(self, directory: bytes) -> Maker:
+        user = os.geteuid()
+        possible = os.access(directory, os.W_OK | os.X_OK)
+        if user and possible:
+            return "anybody"
         info = os.stat(directory)
+        if user:
+            owned = info.st_uid == user and not os.statvfs(directory).f_flag & os.ST_RDONLY
+            return "owner alone" if owned else "nobody"
+        if not possible:
+            return "nobody"  # only a disk that takes no changes stops root
+        # But root inside of a sandbox is a user like any other.
         if info.st_uid == 0:
-            return bool(info.st_mode & stat.S_IWUSR)
+            return "anybody" if info.st_mode & stat.S_IWUSR else "owner"
         ours = info.st_gid in (os.getegid(), *os.getgroups())
-        return bool(info.st_mode & (stat.S_IWGRP if ours else stat.S_IWOTH)) or _has_access_list(directory)
+        writable = info.st_mode & (stat.S_IWGRP if ours else stat.S_IWOTH)
+        return "anybody" if writable or _has_access_list(directory) else "nobody"
+
+    def mounts(self) -> Mounts:
+        return mounts()
+
+    def private(self) -> tuple[bytes, ...]:
+        return _private
 
 
 def _has_access_list(path: bytes) -> bool:
@@ -162,6 +199,9 @@ class Recorder:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._answers: dict[tuple[Any, ...], Any] = {}
+        self._asked: list[tuple[Any, tuple[Any, ...], Any]] = []
+        """The same once more, as it is gone through for every call."""
+        self._listed = False
 
     def _ask(self, question: Any, *arguments: Any) -> Any:
         key = (question, *arguments)
@@ -169,21 +209,30 @@ class Recorder:
             return self._answers[key]
         except KeyError:
             answer = self._answers[key] = question(*arguments)
+            self._asked.append((question, arguments, answer))
             return answer
+
+    @property
+    def brief(self) -> bool:
+        """Whether all of it can be asked again in a moment: few questions, and no directory to list."""
+        return not self._listed and len(self._asked) <= FEW_QUESTIONS
 
     def still_true(self) -> bool:
         """Whether every answer would be the same now."""
-        answers = self._answers.items()
         try:
-            return all(question(*arguments) == answer for (question, *arguments), answer in answers)
+            for question, arguments, answer in self._asked:
+                if question(*arguments) != answer:
+                    return False
         except (OSError, PlanError):
             return False  # there would be no answer
+        return True
 
     def look(self, path: bytes) -> Look:
         found: Look = self._ask(self._machine.look, path)
         return found
 
     def entries(self, directory: bytes) -> tuple[tuple[bytes, bool], ...]:
+        self._listed = True
         found: tuple[tuple[bytes, bool], ...] = self._ask(self._machine.entries, directory)
         return found
 
@@ -203,6 +252,14 @@ class Recorder:
         found: tuple[Real, Identity] = self._ask(self._machine.settled, path)
         return found
 
-    def may_create(self, directory: bytes) -> bool:
-        found: bool = self._ask(self._machine.may_create, directory)
+    def maker(self, directory: bytes) -> Maker:
+        found: Maker = self._ask(self._machine.maker, directory)
+        return found
+
+    def mounts(self) -> Mounts:
+        found: Mounts = self._ask(self._machine.mounts)
+        return found
+
+    def private(self) -> tuple[bytes, ...]:
+        found: tuple[bytes, ...] = self._ask(self._machine.private)
         return found

@@ -2,9 +2,9 @@
 
 To cover a name that is not there (a `.git` that must not be created), something has to be mounted on it,
 and for that an empty file or directory has to exist on the host for as long as the sandbox runs. Two
-sandboxes may share one. So each notes in a directory of the account's own, under a lock, what it needs;
-who leaves last takes the thing away, if it is still empty. Taking it away earlier would take the mount
-away, too, in the view of everybody who still uses it.
+sandboxes may share one. So each notes in a directory of the account's own, under a lock, what it needs,
+and makes what is missing; who leaves last takes that thing away, if it is still the same one and empty.
+Taking it away earlier would take the mount away, too, in the view of everybody who still uses it.
 
 A server that is killed leaves its notes. The guardian sweeps them up, and so does the next server.
 This file is also a program, for the guardian, and uses nothing but the standard library:
@@ -14,92 +14,161 @@ This file is also a program, for the guardian, and uses nothing but the standard
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from _thread import allocate_lock
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
-__all__ = ["Claim", "claim", "folder", "sweep"]
+__all__ = ["Claim", "Locked", "Turned", "claim", "folder", "is_running", "release_all", "sweep"]
 
 PATIENCE: Final = 5.0
 """Seconds to wait for killed processes to be gone from a view."""
 
+LOCK_SECONDS: Final = 10.0
+"""How long anybody waits for the notes. They are held for a fraction of a millisecond; whoever holds them
+for longer has been stopped, or waits for a disk."""
+
+FILE_MODE: Final = 0o444
+"""What bubblewrap gives files that it makes, whatever the umask: plans know them by that."""
+
 _LOCK_NAME: Final = "lock"
+_NO_VIEW: Final = (errno.EINVAL, errno.ENOENT)
+"""The mounts of a process that is just ending."""
+
 _FIRST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.05
+
+Made: TypeAlias = tuple[int, int, int]
+"""Which thing was made, by device, inode and time of its last change: another one may get the same name, and
+even the same inode."""
 
 _serial = iter(range(1, 1 << 62))
 _live: set[Claim] = set()
 """What this process has noted and not taken back."""
+_here = allocate_lock()
+"""Among the threads of this process, who would else wait for each other in the dark."""
 _swept = False
+_changes = 0
+"""How often anything was noted or taken back by this process."""
+
+
+class Locked(OSError):
+    """The notes cannot be had, and who has them, in words."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+class Turned(OSError):
+    """A path that had no link in it has got one. Whatever was planned about it does not hold."""
+
+    def __str__(self) -> str:
+        return f"{os.fsdecode(self.filename)} is not what it was when the sandbox was planned"
+
+
+class _Note(NamedTuple):
+    path: bytes
+    made: Made | None
+    """None if nothing was, or if whoever noted it did not live to say."""
 
 
 class Claim:
     """The mount points that one sandbox needs. Release it when nobody is inside any more."""
 
-    def __init__(self, notes: dict[bytes, str]) -> None:
-        self._notes = notes
-        _live.add(self)
+    def __init__(self) -> None:
+        self._notes: dict[bytes, tuple[str, Made | None]] = {}
 
-    def release(self, *, orderly: bool = False) -> None:
-        """Take away what nobody else needs.
+    def release(self, *, orderly: bool = False) -> bool:
+        """Take away what nobody else needs; whether nothing is left to do.
 
-        `orderly` says that everybody inside is known to be gone; otherwise it is looked for.
+        `orderly` says that everybody inside is known to be gone; otherwise it is looked for. What is in
+        use for too long, or cannot be had because of the lock, is left to the end of this process.
         """
-        if self not in _live:
-            return
         deadline = time.monotonic() + PATIENCE
         pause = _FIRST_PAUSE
-        while True:
+        while self._notes:
             # Looked for without the lock, for which every sandbox of the account may be waiting. Whoever
             # mounts there meanwhile has noted it before.
             mounted = set() if orderly else _mounted(self._notes)
-            with _locked() as directory:
-                names = os.listdir(directory)
-                for path, name in list(self._notes.items()):
-                    about = _label(path)
-                    others = any(
-                        other.startswith(about) and other != name and _is_alive(other) for other in names
-                    )
-                    if others or path not in mounted:
-                        if not others:
-                            _take_away(path)
-                        _forget(os.path.join(directory, name))
-                        del self._notes[path]
-            if not self._notes or time.monotonic() > deadline:
-                _live.discard(self)
-                return  # what is still in use after so long is left to the next sweep
-            time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            try:
+                with _locked() as directory:
+                    self._take_back(directory, mounted)
+            except Locked:
+                return False
+            if self._notes:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        _live.discard(self)
+        return True
+
+    def _note(self, directory: str, path: bytes, is_directory: bool | None, shared: Made | None) -> None:
+        """With the lock held. Noted first, so that there is never a thing without its note."""
+        global _changes
+        _changes += 1
+        name = f"{_label(path)}{_identity(os.getpid())}.{next(_serial)}"
+        with open(os.path.join(directory, name), "xb", buffering=0) as file:
+            self._notes[path] = (name, shared)
+            file.write(path)
+            made = (None if is_directory is None else _make(path, is_directory)) or shared
+            self._notes[path] = (name, made)
+            if made is not None:
+                file.write(b"\0%d %d %d" % made)
+
+    def _take_back(self, directory: str, mounted: set[bytes]) -> None:
+        """With the lock held."""
+        global _changes
+        _changes += 1
+        names = os.listdir(directory)
+        for path, (name, made) in list(self._notes.items()):
+            about = _label(path)
+            others = any(other.startswith(about) and other != name and _is_alive(other) for other in names)
+            if others or path not in mounted:
+                if not others and made is not None:
+                    _take_away(path, made)
+                _forget(os.path.join(directory, name))
+                del self._notes[path]
 
 
-def claim(paths: Iterable[bytes]) -> Claim | None:
+def claim(points: Mapping[bytes, bool | None], check: Callable[[], None] | None = None) -> Claim | None:
     """Note, before a view is put together, which of its mount points come to be by it or are shared.
 
-    One that does not exist will be made; one that exists because of another sandbox must not vanish
-    before this one has ended. None when there is no such thing.
+    `points` says of each path whether a directory is to be made where there is nothing, or a file; None
+    leaves that to whoever mounts. One that exists because of another sandbox must not vanish before this
+    one has ended. The answer is None when there is no such thing. `check` raises when nobody waits.
+    Locked, Turned or another OSError if it cannot be done: then nothing may be started.
     """
     global _swept
     if not _swept:
-        sweep()
+        sweep(check)
         _swept = True
-    with _locked() as directory:
-        noted = {name.partition(".")[0] + "." for name in os.listdir(directory)}
-        needed = [path for path in paths if _label(path) in noted or not os.path.lexists(path)]
-        if not needed:
-            return None
-        notes: dict[bytes, str] = {}
-        me = _identity(os.getpid())
-        for path in needed:
-            name = f"{_label(path)}{me}.{next(_serial)}"
-            with open(os.path.join(directory, name), "xb") as file:
-                file.write(path)
-            notes[path] = name
-        return Claim(notes)
+    if _are_settled(points):
+        return None
+    claimed = Claim()
+    with _locked(check) as directory:
+        noted: dict[str, list[str]] = {}
+        for name in os.listdir(directory):
+            noted.setdefault(name.partition(".")[0] + ".", []).append(name)
+        try:
+            for path, is_directory in points.items():
+                others = noted.get(_label(path), [])
+                if others or not os.path.lexists(path):
+                    made = (_read(os.path.join(directory, name)).made for name in others)
+                    claimed._note(directory, path, is_directory, next(filter(None, made), None))
+        except BaseException:
+            claimed._take_back(directory, set())
+            raise
+    if not claimed._notes:
+        return None
+    _live.add(claimed)
+    return claimed
 
 
 def release_all() -> None:
@@ -108,34 +177,51 @@ def release_all() -> None:
         left.release()
 
 
-def sweep() -> bool:
+def sweep(check: Callable[[], None] | None = None) -> bool:
     """Take away what processes that are gone have noted; whether nothing of theirs is left."""
-    left = _left_behind()
+    left = _left_behind(check)
     if not left:
         return True
     clean = True
-    mounted = _mounted(left.values())  # without the lock, as above
-    with _locked() as directory:
+    mounted = _mounted(note.path for note in left.values())  # without the lock, as above
+    with _locked(check) as directory:
         needed = {name.partition(".")[0] for name in os.listdir(directory) if _is_alive(name)}
-        for name, path in left.items():
+        for name, (path, made) in left.items():
             if name.partition(".")[0] not in needed:
                 if path in mounted:
                     clean = False
                     continue
-                _take_away(path)
+                _take_away(path, made)
             _forget(os.path.join(directory, name))
     return clean
 
 
-def _left_behind() -> dict[str, bytes]:
-    """The notes of processes that are gone, and which path each is about."""
-    left: dict[str, bytes] = {}
-    with _locked() as directory:
-        for name in os.listdir(directory):
-            if name != _LOCK_NAME and not _is_alive(name):
-                with open(os.path.join(directory, name), "rb") as file:
-                    left[name] = file.read()
-    return left
+def _left_behind(check: Callable[[], None] | None) -> dict[str, _Note]:
+    """The notes of processes that are gone."""
+    with _locked(check) as directory:
+        names = [name for name in os.listdir(directory) if name != _LOCK_NAME and not _is_alive(name)]
+        return {name: _read(os.path.join(directory, name)) for name in names}
+
+
+def _are_settled(points: Mapping[bytes, bool | None]) -> bool:
+    """Whether all of them are there, and not because of any sandbox: then nothing has to be noted.
+
+    Without the lock. Somebody's thing has a note for longer than it exists, so what is the same before
+    and after a look at the notes, and has none, is nobody's.
+    """
+    changes = _changes
+    try:
+        before = [os.lstat(path) for path in points]
+        noted = {name.partition(".")[0] + "." for name in os.listdir(folder())}
+        after = [os.lstat(path) for path in points]
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    same = all(map(_is_unchanged, before, after)) and changes == _changes
+    return same and not any(_label(path) in noted for path in points)
+
+
+def _is_unchanged(one: os.stat_result, other: os.stat_result) -> bool:
+    return os.path.samestat(one, other) and one.st_ctime_ns == other.st_ctime_ns
 
 
 # Notes -------------------------------------------------------------------------------------------
@@ -165,19 +251,74 @@ def _places() -> list[str]:
 
 
 @contextmanager
-def _locked() -> Iterator[str]:
+def _locked(check: Callable[[], None] | None = None) -> Iterator[str]:
+    """The folder, for whoever holds the lock. Locked if it cannot be had for too long."""
     directory = folder()
-    fd = os.open(os.path.join(directory, _LOCK_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = os.path.join(directory, _LOCK_NAME)
+    deadline = time.monotonic() + LOCK_SECONDS
+    while not _here.acquire(timeout=_LONGEST_PAUSE):
+        _still_wait(deadline, path, None, check)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield directory
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _lock(fd, path, deadline, check)
+            try:
+                yield directory
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where a child has it, too
+        finally:
+            os.close(fd)
     finally:
-        os.close(fd)
+        _here.release()
+
+
+def _lock(fd: int, path: str, deadline: float, check: Callable[[], None] | None) -> None:
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            _still_wait(deadline, path, fd, check)
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _still_wait(deadline: float, path: str, fd: int | None, check: Callable[[], None] | None) -> None:
+    if time.monotonic() > deadline:
+        who = "another thread of this server" if fd is None else _holder(fd)
+        raise Locked(
+            errno.EWOULDBLOCK,
+            f"the notes on mount points have been locked for {LOCK_SECONDS:g} seconds by {who}; "
+            "it has to go on or to end",
+            path,
+        )
+    if check is not None:
+        check()
+
+
+def _holder(fd: int) -> str:
+    """Who has a file locked, in words. The kernel lists device numbers in another way than stat does."""
+    inode = b":%d " % os.fstat(fd).st_ino
+    try:
+        with open("/proc/locks", "rb") as file:
+            pids = [int(line.split()[4]) for line in file if b"FLOCK" in line and inode in line]
+        with open(f"/proc/{pids[0]}/comm") as file:
+            return f"process {pids[0]} ({file.read().strip()})"
+    except (OSError, IndexError, ValueError):
+        return "another process of this account"
 
 
 def _label(path: bytes) -> str:
     """What the names of all notes on a path begin with; the path itself is in them."""
     return f"{blake2b(path, digest_size=16).hexdigest()}."
+
+
+def _read(note: str) -> _Note:
+    with open(note, "rb") as file:
+        path, _, made = file.read().partition(b"\0")
+    numbers = [int(number) for number in made.split()]
+    return _Note(path, (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else None)
 
 
 def _forget(note: str) -> None:
@@ -187,17 +328,30 @@ def _forget(note: str) -> None:
         pass
 
 
+def _state(pid: int) -> list[bytes]:
+    """What the kernel says of a process, from its state on."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
 def _identity(pid: int) -> str:
     """A process's number and when it started, in clock ticks: numbers are used again."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return f"{pid}.{file.read().rpartition(b')')[2].split()[19].decode()}"
+    return f"{pid}.{_state(pid)[19].decode()}"
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended: one that was not reaped does nothing more."""
+    try:
+        return _state(pid)[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def _is_alive(note: str) -> bool:
     """Whether who wrote a note still runs."""
     try:
         _, pid, started, _ = note.split(".")
-        return _identity(int(pid)) == f"{pid}.{started}"
+        return _identity(int(pid)) == f"{pid}.{started}" and is_running(int(pid))
     except (OSError, ValueError):
         return False
 
@@ -205,20 +359,70 @@ def _is_alive(note: str) -> bool:
 # The things themselves ---------------------------------------------------------------------------
 
 
-def _take_away(path: bytes) -> None:
-    """Only what is still empty: somebody may have made use of it."""
+@contextmanager
+def _parent(path: bytes) -> Iterator[int]:
+    """The directory a path is in. Turned if there is a link on the way: no plan has any."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    above = os.path.dirname(path)
+    fd = os.open(b"/", flags)
     try:
-        found = os.lstat(path)
-        if stat.S_ISDIR(found.st_mode):
-            os.rmdir(path)
-        elif stat.S_ISREG(found.st_mode) and found.st_size == 0:
-            os.unlink(path)
+        for name in filter(None, above.split(b"/")):
+            try:
+                below = os.open(name, flags, dir_fd=fd)
+            except NotADirectoryError as error:
+                raise Turned(error.errno, error.strerror, above) from None
+            os.close(fd)
+            fd = below
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _make(path: bytes, is_directory: bool) -> Made | None:
+    """Make what is to be mounted upon. None if something is there, or cannot be: whoever mounts will tell."""
+    name = os.path.basename(path)
+    try:
+        with _parent(path) as parent:
+            if is_directory:
+                os.mkdir(name, 0o755, dir_fd=parent)
+            else:
+                fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, dir_fd=parent)
+                os.fchmod(fd, FILE_MODE)
+                os.close(fd)
+            return _which(os.lstat(name, dir_fd=parent))
+    except Turned:
+        raise
+    except OSError:
+        return None
+
+
+def _which(found: os.stat_result) -> Made:
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _take_away(path: bytes, made: Made | None) -> None:
+    """Only what we made (if that is known), and only while it is empty: somebody may have made use of it."""
+    name = os.path.basename(path)
+    try:
+        with _parent(path) as parent:
+            found = os.lstat(name, dir_fd=parent)
+            if made is not None and _which(found) != made:
+                return
+            if stat.S_ISDIR(found.st_mode):
+                os.rmdir(name, dir_fd=parent)
+            elif stat.S_ISREG(found.st_mode) and found.st_size == 0:
+                os.unlink(name, dir_fd=parent)
     except OSError:
         pass  # gone, in use, or on a disk that is gone: there is nothing better to do
 
 
 def _mounted(paths: Iterable[bytes]) -> set[bytes]:
-    """On which of them anybody sees a mount, in whatever view of the file system."""
+    """On which of them anybody sees a mount, in whatever view of the file system; in doubt on all.
+
+    The first process of a sandbox is there for as long as any of them, and so is found even if all others
+    are born and gone between two looks. While it is ending its view cannot be seen, and it has yet to kill
+    the others: that is the doubt.
+    """
     wanted = {path: b" " + _escaped(path) + b" " for path in paths}
     found: set[bytes] = set()
     seen: set[bytes] = set()
@@ -227,8 +431,10 @@ def _mounted(paths: Iterable[bytes]) -> set[bytes]:
             try:
                 with open(f"/proc/{name}/mountinfo", "rb") as file:
                     mounts = file.read()
-            except OSError:
-                continue  # it is gone, or was just about to
+            except OSError as error:
+                if error.errno in _NO_VIEW and is_running(int(name)):
+                    return set(wanted)
+                continue  # it is gone, or none of ours
             if mounts not in seen:
                 seen.add(mounts)
                 lines = [line.partition(b" - ")[0] for line in mounts.splitlines()]
@@ -248,8 +454,11 @@ def main() -> None:
     if not any(map(os.path.isdir, _places())):
         return  # nobody here has ever needed any
     deadline = time.monotonic() + PATIENCE
-    while not sweep() and time.monotonic() < deadline:
-        time.sleep(_LONGEST_PAUSE)
+    try:
+        while not sweep() and time.monotonic() < deadline:
+            time.sleep(_LONGEST_PAUSE)
+    except Locked:
+        pass  # there is nobody to tell; the next server tries again
 
 
 if __name__ == "__main__":

@@ -157,6 +157,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     denied: tuple[bytes, ...] = ()
     seen: tuple[Identity, ...] = ()
     """What the steps bind and cover, as it was when the plan was made."""
+    mounts: bytes = b""
+    """Which mounts the host had: a view is made of them, and of no others later."""
+    spread: bool = False
+    """Whether what the host mounts later would appear in a view, unless that is prevented."""
     cwd: bytes = b"/"
     """Where a command starts: the real path, or `/` where that cannot be seen."""
 

@@ -19,7 +19,19 @@ from msgspec import Struct
 
 from ..process import tree
 
-__all__ = ["Backend", "BackendName", "Trial", "backend", "find_program", "known", "probe", "try_run"]
+__all__ = [
+    "Backend",
+    "BackendName",
+    "Partition",
+    "Trial",
+    "backend",
+    "find_program",
+    "known",
+    "partition",
+    "probe",
+    "try_partition",
+    "try_run",
+]
 
 BackendName = Literal["bubblewrap", "landlock", "filter", "none"]
 
@@ -59,8 +71,17 @@ class Trial(Struct, frozen=True):
     output: str
 
 
+class Partition(Struct, frozen=True):
+    """How a program is started in a mount namespace of its own, in which nothing appears that others
+    mount; or in words why that cannot be had."""
+
+    prefix: tuple[str, ...] = ()
+    problem: str = ""
+
+
 _lock = allocate_lock()
 _found: Backend | None = None
+_partition: Partition | None = None
 
 
 def backend() -> Backend:
@@ -70,6 +91,16 @@ def backend() -> Backend:
         if _found is None:
             _found = probe()
         return _found
+
+
+def partition() -> Partition:
+    """How to keep out what is mounted later, tried once; only where mounts spread it is needed."""
+    global _partition
+    program = backend().program
+    with _lock:
+        if _partition is None:
+            _partition = try_partition(program or "")
+        return _partition
 
 
 def known() -> Backend | None:
@@ -137,6 +168,18 @@ def _try_bubblewrap(reasons: list[str]) -> tuple[str, str, bool, bool] | None:
             return None
         reasons.append(f"no fresh /proc inside a sandbox ({_said(trial)}); the host's is visible, read-only")
     return program, version, proc, "--argv0" in help_text
+
+
+def try_partition(program: str) -> Partition:
+    """Try now, with the bubblewrap at a path."""
+    unshare = find_program("unshare")
+    if unshare is None:
+        return Partition(problem="there is no unshare in PATH; install the package util-linux")
+    words = [unshare, "--mount", "--propagation", "private"]
+    if os.geteuid():
+        words[1:1] = ["--user", "--map-current-user"]
+    trial = try_run([*words, *trial_run(program, proc=False)])
+    return Partition(tuple(words)) if trial.code == 0 else Partition(problem=f"{unshare}: {_said(trial)}")
 
 
 def trial_run(program: str, *, proc: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""System call filters, put together by hand: classic BPF over the number and first argument of a call.
+"""System call filters, put together by hand: classic BPF over the number and first arguments of a call.
 
 The default is to allow; what a filter names answers EPERM. A foreign architecture (32-bit calls on a
 64-bit kernel) kills the process, because its numbers mean other calls. Everything that needs a capability
@@ -28,16 +28,28 @@ _LOAD: Final = 0x20
 _IF_EQUAL: Final = 0x15
 _IF_AT_LEAST: Final = 0x35
 _RETURN: Final = 0x06
+_AND: Final = 0x54
 
 _NUMBER: Final = 0
 _ARCHITECTURE: Final = 4
 _FIRST_ARGUMENT: Final = 16
-"""Offsets in `struct seccomp_data`. Of the argument the low half, little endian: a family is an int."""
+_SECOND_ARGUMENT: Final = 24
+"""Offsets in `struct seccomp_data`. Of arguments the low half, little endian: family and type are ints."""
 
 AF_UNIX: Final = 1
 AF_INET: Final = 2
 AF_INET6: Final = 10
 AF_VSOCK: Final = 40
+
+SOCK_STREAM: Final = 1
+SOCK_SEQPACKET: Final = 5
+TYPE_MASK: Final = 0xF
+"""The rest of a type are flags."""
+
+CONNECTED: Final = (SOCK_STREAM, SOCK_SEQPACKET)
+"""Sockets that reach only whoever they are connected to. A datagram goes where its address says, also from
+one of a pair: without a network, to the system's log or the service manager, by sendmsg, of which a filter
+cannot see the address."""
 
 X32_BIT: Final = 0x40000000
 """On x86-64, numbers from here on are the same calls by another door."""
@@ -49,7 +61,7 @@ _SOCKET_CALLS: Final = (
     "sendmmsg", "recvmmsg", "getsockopt", "setsockopt",
 )  # fmt: skip
 """Denied when the network is closed. recvfrom, sendmsg, recvmsg, read and write are not: a pair of
-sockets between a command's own processes goes on working."""
+sockets between a command's own processes goes on working, unless it is for datagrams."""
 
 
 _UNSEEN_BY_LANDLOCK: Final = (
@@ -102,11 +114,13 @@ ARCHITECTURES: Final = {
 
 
 class Rule(Struct, frozen=True):
-    """A call that is decided by its first argument: only these families, or all but these."""
+    """A call that is decided by its first argument: only these families, or all but these; and among
+    those that are allowed only these types, if any are named."""
 
     call: str
     families: tuple[int, ...]
     allowed: bool = True
+    types: tuple[int, ...] = ()
 
 
 class Mode(Struct, frozen=True):
@@ -117,11 +131,11 @@ class Mode(Struct, frozen=True):
 MODES: Final[dict[Network, Mode]] = {
     "closed": Mode(
         (*_TAMPERING, *_IO_URING, *_SOCKET_CALLS),
-        (Rule("socket", (AF_UNIX,)), Rule("socketpair", (AF_UNIX,))),
+        (Rule("socket", (AF_UNIX,), types=CONNECTED), Rule("socketpair", (AF_UNIX,), types=CONNECTED)),
     ),
     "proxy": Mode(
         (*_TAMPERING, *_IO_URING),
-        (Rule("socket", (AF_INET, AF_INET6)), Rule("socketpair", (AF_UNIX,))),
+        (Rule("socket", (AF_INET, AF_INET6)), Rule("socketpair", (AF_UNIX,), types=CONNECTED)),
     ),
     "open": Mode(_IO_URING, (Rule("socket", (AF_VSOCK,), allowed=False),)),
 }
@@ -167,9 +181,15 @@ def _assemble(architecture: Architecture, denied: list[int], rules: tuple[Rule, 
         code += _step(_IF_EQUAL, number, 0, 1) + _step(_RETURN, DENY)
     for rule in rules:
         matched, otherwise = (ALLOW, DENY) if rule.allowed else (DENY, ALLOW)
+        match = _step(_RETURN, matched)
+        if rule.types:
+            match = _step(_LOAD, _SECOND_ARGUMENT) + _step(_AND, TYPE_MASK)
+            for kind in rule.types:
+                match += _step(_IF_EQUAL, kind, 0, 1) + _step(_RETURN, matched)
+            match += _step(_RETURN, otherwise)
         block = _step(_LOAD, _FIRST_ARGUMENT)
         for family in rule.families:
-            block += _step(_IF_EQUAL, family, 0, 1) + _step(_RETURN, matched)
+            block += _step(_IF_EQUAL, family, 0, len(match) // 8) + match
         block += _step(_RETURN, otherwise)
         code += _step(_IF_EQUAL, architecture.numbers[rule.call], 0, len(block) // 8) + block
     return code + _step(_RETURN, ALLOW)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from ...local.files.access import confinement
 from ...local.files.cached import cached_metadata, cached_read_file, cached_read_range
@@ -33,11 +32,12 @@ from ...wire.sandbox import SandboxContext
 from ..connection import Connection
 from ..dispatch import Method
 
-__all__ = ["METHODS", "files_of", "method"]
-
-P = TypeVar("P")
+__all__ = ["METHODS", "files_of"]
 
 FAMILY: Final = "filesystem"
+
+HELPER_SECONDS: Final = 0.0002
+"""Twice what a helper takes for a small file."""
 
 SEARCHES_AT_ONCE: Final = 4
 """Of one connection. More would only share the same processors, and take the threads of other calls."""
@@ -143,11 +143,23 @@ def _in_sandbox(
     return files_of(connection).lane.submit(touches, sandboxed.perform, confined, name, params)
 
 
+def _read_in_sandbox(
+    connection: Connection, path: bytes, confined: SandboxContext, name: str, params: Any
+) -> Pending[Any]:
+    """The same for calls that are short and change nothing: if nothing is in the way, at once."""
+    server, lane = connection.server, files_of(connection).lane
+    begun = server.sandboxed_files.begin(confined, name, params, server.loop, lane, reads(path))
+    if begun is None:
+        return _in_sandbox(connection, reads(path), confined, name, params)
+    server.loop.call_soon(server.linger.expect, HELPER_SECONDS)
+    return begun
+
+
 def _do_read_file(connection: Connection, params: wire.ReadFileParams) -> Any:
     confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
     if confined is not None:
-        return _in_sandbox(connection, reads(path), confined, "fs/readFile", params)
+        return _read_in_sandbox(connection, path, confined, "fs/readFile", params)
     lane = files_of(connection).lane
     if params.offset is not None or params.length is not None:
         wanted = (params.offset or 0, params.length, connection.binary_files)
@@ -167,7 +179,7 @@ def _do_get_metadata(connection: Connection, params: wire.MetadataParams) -> Any
     confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
     if confined is not None:
-        return _in_sandbox(connection, reads(path), confined, "fs/getMetadata", params)
+        return _read_in_sandbox(connection, path, confined, "fs/getMetadata", params)
     lane = files_of(connection).lane
     if params.follow_symlinks and lane.free_for_reading:
         metadata = cached_metadata(path)
@@ -395,44 +407,24 @@ def _do_search(connection: Connection, params: wire.SearchParams) -> Pending[Any
     return files.lane.submit(reads(path), gated, path, params)
 
 
-def method(
-    family: str,
-    decode: Callable[[Any], P],
-    run: Callable[[Connection, P], Any],
-    *,
-    extension: bool = False,
-) -> Method:
-    """A method whose params are decoded by its own table, before the handshake is looked at."""
-
-    def decode_and_run(connection: Connection, params: Any) -> Any:
-        decoded = decode(params)
-        if connection.session is None:
-            raise invalid_request(f"client must call initialize before using {family} methods")
-        if not connection.initialized:
-            raise invalid_request(f"client must send initialized before using {family} methods")
-        return run(connection, decoded)
-
-    return Method(object, decode_and_run, family=None, extension=extension)
-
-
 METHODS: Final = {
-    "fs/readFile": method(FAMILY, wire.decode_read_file, _do_read_file),
-    "fs/getMetadata": method(FAMILY, wire.decode_metadata, _do_get_metadata),
-    "fs/canonicalize": method(FAMILY, wire.decode_path, _do_canonicalize),
-    "fs/readDirectory": method(FAMILY, wire.decode_read_directory, _do_read_directory),
-    "fs/walk": method(FAMILY, wire.decode_walk, _do_walk),
-    "fs/createDirectory": method(FAMILY, wire.decode_create_directory, _do_create_directory),
-    "fs/writeFile": method(FAMILY, wire.decode_write_file, _do_write_file),
-    "fs/remove": method(FAMILY, wire.decode_remove, _do_remove),
-    "fs/copy": method(FAMILY, wire.decode_copy, _do_copy),
-    "fs/open": method(FAMILY, wire.decode_open, _do_open),
-    "fs/readBlock": method(FAMILY, wire.decode_read_block, _do_read_block),
-    "fs/writeBlock": method(FAMILY, wire.decode_write_block, _do_write_block),
-    "fs/close": method(FAMILY, wire.decode_close, _do_close),
-    "fs/watchMissing": method(FAMILY, wire.decode_watch_missing, _do_watch_missing),
-    "fs/watch": method(FAMILY, wire.decode_watch, _do_watch, extension=True),
-    "fs/unwatch": method(FAMILY, wire.decode_unwatch, _do_unwatch, extension=True),
-    "fs/move": method(FAMILY, wire.decode_move, _do_move, extension=True),
-    "fs/glob": method(FAMILY, wire.decode_glob, _do_glob, extension=True),
-    "fs/search": method(FAMILY, wire.decode_search, _do_search, extension=True),
+    "fs/readFile": Method(wire.decode_read_file, _do_read_file, FAMILY),
+    "fs/getMetadata": Method(wire.decode_metadata, _do_get_metadata, FAMILY),
+    "fs/canonicalize": Method(wire.decode_path, _do_canonicalize, FAMILY),
+    "fs/readDirectory": Method(wire.decode_read_directory, _do_read_directory, FAMILY),
+    "fs/walk": Method(wire.decode_walk, _do_walk, FAMILY),
+    "fs/createDirectory": Method(wire.decode_create_directory, _do_create_directory, FAMILY),
+    "fs/writeFile": Method(wire.decode_write_file, _do_write_file, FAMILY),
+    "fs/remove": Method(wire.decode_remove, _do_remove, FAMILY),
+    "fs/copy": Method(wire.decode_copy, _do_copy, FAMILY),
+    "fs/open": Method(wire.decode_open, _do_open, FAMILY),
+    "fs/readBlock": Method(wire.decode_read_block, _do_read_block, FAMILY),
+    "fs/writeBlock": Method(wire.decode_write_block, _do_write_block, FAMILY),
+    "fs/close": Method(wire.decode_close, _do_close, FAMILY),
+    "fs/watchMissing": Method(wire.decode_watch_missing, _do_watch_missing, FAMILY),
+    "fs/watch": Method(wire.decode_watch, _do_watch, FAMILY, extension=True),
+    "fs/unwatch": Method(wire.decode_unwatch, _do_unwatch, FAMILY, extension=True),
+    "fs/move": Method(wire.decode_move, _do_move, FAMILY, extension=True),
+    "fs/glob": Method(wire.decode_glob, _do_glob, FAMILY, extension=True),
+    "fs/search": Method(wire.decode_search, _do_search, FAMILY, extension=True),
 }
