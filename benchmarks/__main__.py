@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import chart, report
+from . import chart, fleet, report
 from .client import WrongAnswer
 from .deadline import SECONDS_PER_ROUND, deadline
 from .measurements import MEASUREMENTS, Measurement
@@ -28,6 +28,9 @@ HOMES = Path("~/.cache/exec-server").expanduser()
 """Where the reference gets an empty home: below /tmp it skips a part of its start."""
 YARDSTICKS = "binary"
 """The name under which `--only` knows the yardsticks and the binary frames."""
+FLEET = "fleet"
+"""The name of the measurement of many environments on one rendezvous."""
+QUICK_FLEET = 50
 
 ROUNDS, QUICK_ROUNDS = 11, 2
 QUICK = Effort(
@@ -45,11 +48,11 @@ QUICK = Effort(
 
 def main() -> int:
     """Parse, measure, report."""
-    names = [row.name for measurement in MEASUREMENTS for row in measurement.rows] + [YARDSTICKS]
+    names = [row.name for measurement in MEASUREMENTS for row in measurement.rows] + [YARDSTICKS, FLEET]
     options = parse(names)
     wanted = [m for m in MEASUREMENTS if any(chosen(row.name, options.only) for row in m.rows)]
-    with_yardsticks = chosen(YARDSTICKS, options.only)
-    if not wanted and not with_yardsticks:
+    with_yardsticks, with_fleet = chosen(YARDSTICKS, options.only), chosen(FLEET, options.only)
+    if not wanted and not with_yardsticks and not with_fleet:
         print(f"no measurement is called {' or '.join(options.only)}; there are {', '.join(names)}")
         return 1
     reference_argv = shlex.split(options.reference) or [find_reference(), "exec-server"]
@@ -76,14 +79,20 @@ def main() -> int:
                 yardsticks = measure_yardsticks(ours, effort, QUICK_ROUNDS if options.quick else ROUNDS)
             except (WrongAnswer, OSError, subprocess.SubprocessError) as error:
                 failures.append(f"{YARDSTICKS}: {error}")
-        say(results, yardsticks, failures, effort)
+        many = None
+        if with_fleet:
+            try:
+                many = fleet.measure_fleet(*((QUICK_FLEET, QUICK_FLEET) if options.quick else ()))
+            except (WrongAnswer, OSError, subprocess.SubprocessError) as error:
+                failures.append(f"{FLEET}: {error}")
+        say(results, yardsticks, many, failures, effort)
     output = options.output or (HERE if not options.quick and not options.only else None)
     if output is None:
         print("\nNot a full run, nothing written; --output DIR writes it there.")
     elif failures:
         print("\nNothing written.")
     else:
-        write(output, results, yardsticks, servers, effort)
+        write(output, results, yardsticks, many, servers, effort)
     return 1 if failures else 0
 
 
@@ -159,13 +168,19 @@ def measure(
 
 
 def say(
-    results: Sequence[Result], yardsticks: Yardsticks | None, failures: Sequence[str], effort: Effort
+    results: Sequence[Result],
+    yardsticks: Yardsticks | None,
+    many: fleet.Fleet | None,
+    failures: Sequence[str],
+    effort: Effort,
 ) -> None:
     """The table, the yardsticks, the notes, and what is missed or wrong."""
     if results:
         print(f"\n{report.table(results)}")
     if yardsticks is not None:
         print("", *report.yardstick_lines(yardsticks), sep="\n")
+    if many is not None:
+        print("", *fleet.lines(many), sep="\n")
     print("", *(f"- {note}" for note in report.notes(effort)), sep="\n")
     missed = [
         f"{result.row.name} ({report.format_ratio(result.ratio)} of {result.row.target:.3g}x)"
@@ -186,12 +201,16 @@ def write(
     output: Path,
     results: Sequence[Result],
     yardsticks: Yardsticks | None,
+    many: fleet.Fleet | None,
     servers: dict[str, str],
     effort: Effort,
 ) -> None:
     """`results.json` and `results.svg`."""
     output.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(report.as_json(results, yardsticks, servers, effort), indent=1, ensure_ascii=False)
+    numbers = report.as_json(results, yardsticks, servers, effort)
+    if many is not None:
+        numbers["fleet"] = fleet.as_json(many)
+    text = json.dumps(numbers, indent=1, ensure_ascii=False)
     (output / "results.json").write_text(text + "\n")
     (output / "results.svg").write_text(chart.draw(results))
     print(f"\nWritten: {output / 'results.json'}, {output / 'results.svg'}")

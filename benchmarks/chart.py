@@ -40,7 +40,7 @@ def draw(results: Sequence[Result]) -> str:
 
     groups = {
         name: [result for result in results if result.row.transport == name]
-        for name in ("WebSocket", "stdio")
+        for name in ("WebSocket", "stdio", "relay")
     }
     body: list[str] = []
     y = TOP

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from . import files, sandbox, workloads
+from . import files, relay, sandbox, workloads
 from .client import Client
 from .client_stdio import StdioClient
 from .server import Command, WebSocketServer
@@ -28,7 +28,7 @@ class Row:
 
     name: str
     title: str
-    transport: Literal["WebSocket", "stdio"]
+    transport: Literal["WebSocket", "stdio", "relay"]
     unit: Unit
     target: float | None = None
     """The ratio, ours being better above 1, that ours is asked to reach."""
@@ -191,6 +191,18 @@ MEASUREMENTS: tuple[Measurement, ...] = (
     _only_websocket("sandbox-spawn", "spawn, read-only sandbox", "seconds", sandbox.spawn_read_only, 2, 7),
     _only_websocket("sandbox-write", "spawn, workspace sandbox", "seconds", sandbox.spawn_workspace, 2, 7),
     _only_websocket("sandbox-read", "4 KiB, scoped sandbox", "seconds", sandbox.small_read, 20, 7),
+    Measurement(
+        (
+            Row("relay-handshakes", "streams opened", "relay", "per second"),
+            Row("relay-call", "call round trip", "relay", "seconds"),
+            Row("relay-output", "output, pipe", "relay", "bytes per second", 3),
+            Row("relay-none-handshakes", "connections, same client", "WebSocket", "per second"),
+            Row("relay-none-call", "call, same client", "WebSocket", "seconds"),
+            Row("relay-none-output", "output, same client", "WebSocket", "bytes per second"),
+        ),
+        relay.open_stage,
+        rounds=5,
+    ),
     Measurement(
         (Row("start-stdio", "start to initialize answered", "stdio", "seconds", 1 / 6),),
         _start_stdio,

@@ -119,6 +119,11 @@ def notes(effort: Effort) -> list[str]:
         the peak memory of the server and of the client, and the rate. Ours are checked not to grow with
         the size of the file.
 
+        The rows over the relay go through a rendezvous of ours, to an environment of either server; the
+        harness is ours up to the channel, and from there on a receiver that looks only for the bytes it
+        counts, the same for both. "Same client" is that receiver over a plain WebSocket. A stream is opened
+        by asking the registry, a WebSocket and a handshake that the environment has the registry confirm.
+
         Both servers run with their defaults; stdio pipes are enlarged to 1 MiB for both.
     """
     return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]

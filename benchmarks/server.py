@@ -14,7 +14,7 @@ from .client import WrongAnswer
 from .client_stdio import StdioClient
 from .client_websocket import WebSocketClient
 
-__all__ = ["Command", "WebSocketServer"]
+__all__ = ["Command", "WebSocketServer", "kilobytes", "stop_process"]
 
 
 class Command:
@@ -83,14 +83,7 @@ class WebSocketServer:
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL for one that does not listen."""
-        assert self.process.stdout is not None
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
+        stop_process(self.process)
 
     @contextlib.contextmanager
     def connect(self, **initialize: object) -> Iterator[WebSocketClient]:
@@ -101,11 +94,11 @@ class WebSocketServer:
 
     def peak_memory(self) -> int:
         """The most bytes the server process has had resident so far."""
-        return _kilobytes(f"/proc/{self.process.pid}/status", "VmHWM:")
+        return kilobytes(f"/proc/{self.process.pid}/status", "VmHWM:")
 
     def helpers_memory(self) -> int:
         """Bytes of the server's helper processes now, pages shared with others counted in part."""
-        return sum(_kilobytes(f"/proc/{pid}/smaps_rollup", "Pss:") for pid in self.helpers())
+        return sum(kilobytes(f"/proc/{pid}/smaps_rollup", "Pss:") for pid in self.helpers())
 
     def helpers(self) -> list[int]:
         """Processes that belong to the server: its descendants, and whoever is in its session.
@@ -125,7 +118,20 @@ class WebSocketServer:
         return sorted(found - {own})
 
 
-def _kilobytes(path: str, field: str) -> int:
+def stop_process(process: "subprocess.Popen[bytes]") -> None:
+    """SIGTERM, and SIGKILL for one that does not listen."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def kilobytes(path: str, field: str) -> int:
+    """A field of one of the kernel's files about a process, in bytes."""
     for line in Path(path).read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) * 1024

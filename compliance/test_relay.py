@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import exec_server
+from compliance.agent_identity import ACCOUNT, AGENT, SEED, TASK
 from compliance.cable import Cable
 from compliance.harness import Codex
 from compliance.model import Turn, exec_command
@@ -21,6 +28,7 @@ from compliance.relay import (
     our_environment,
     reference_environment,
 )
+from compliance.server import command_under_test
 from exec_server.testing import check_server
 
 SLOW_LINES = 40
@@ -168,3 +176,39 @@ def test_our_harness_survives_cuts_to_the_reference(
         finally:
             environment.stop()
         assert cable.pulled
+
+
+@pytest.mark.parametrize("whose", ["reference", "ours"])
+def test_an_agent_identity_registers_a_task_and_signs_for_it(whose: str, reference: Path) -> None:
+    """Both say the same to the accounts service and to the registry; neither can reach anybody else."""
+    command = [str(reference), "exec-server"] if whose == "reference" else command_under_test()[:1]
+    alone = ["unshare", "--map-root-user", "--net", sys.executable, "-m", "compliance.agent_identity"]
+    # Not below /tmp, where the reference skips a part of its start.
+    home = Path("~/.cache/exec-server").expanduser()
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home) as folder:
+        done = subprocess.run(
+            [*alone, folder, *command],
+            cwd=Path(__file__).parent.parent,
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    asked = [request for request in json.loads(done.stdout) if not request["path"].endswith("/jwks")]
+    task, registration = asked
+    assert (task["method"], task["path"]) == ("POST", f"/accounts/v1/agent/{AGENT}/task/register")
+    body = json.loads(task["body"])
+    assert list(body) == ["timestamp", "signature"]
+    key = Ed25519PrivateKey.from_private_bytes(SEED).public_key()
+    key.verify(base64.b64decode(body["signature"]), f"{AGENT}:{body['timestamp']}".encode())
+    assert registration["path"] == "/cloud/environment/env-1/register"
+    assert registration["headers"]["chatgpt-account-id"] == ACCOUNT
+    assert "x-openai-fedramp" not in registration["headers"]
+    scheme, _, text = registration["headers"]["authorization"].partition(" ")
+    assertion = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    assert (scheme, "=" in text) == ("AgentAssertion", False)
+    assert list(assertion) == ["agent_runtime_id", "signature", "task_id", "timestamp"]
+    signed = f"{AGENT}:{TASK}:{assertion['timestamp']}".encode()
+    key.verify(base64.b64decode(assertion["signature"]), signed)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from compliance.harness import CONFIG, Codex
+from compliance.harness import CLOSED_PORT, CONFIG, Codex
 from compliance.model import Model, Turn, apply_patch, exec_command
 
 
@@ -23,6 +23,7 @@ def ours(codex: Codex, workspace: Path, turns: list[Turn], *words: str) -> tuple
             [*command, *words],
             cwd=workspace,
             env=env,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=60,
@@ -85,3 +86,51 @@ def test_the_same_script_gives_the_same_stream(codex: Codex, workspace: Path) ->
     assert without_warnings(events) == without_warnings(theirs.events)
     for mine, reference in zip(model.results, theirs.results, strict=True):
         assert mine.text.splitlines()[-2:] == reference.text.splitlines()[-2:]
+
+
+COMPACT = "model_auto_compact_token_limit=2"
+"""What one scripted answer costs: so the history is summed up before every further request of a turn."""
+
+
+def test_the_reference_goes_on_with_what_we_have_summed_up(codex: Codex, workspace: Path) -> None:
+    turns: list[Turn] = [exec_command("echo long-ago"), "SUMMARY: it was long ago", "Done."]
+    events, _ = ours(codex, workspace, turns, "-c", COMPACT, "what was there?")
+    run = codex.run(["Still here."], subcommand=["resume", events[0]["thread_id"]], prompt="and now?")
+    sent = json.dumps(run.requests[0]["input"])
+    for text in ("what was there?", "SUMMARY: it was long ago", "Done.", "and now?"):
+        assert text in sent
+    assert "echo long-ago" not in sent
+    assert run.events[-1]["usage"]["input_tokens"] == 4, "what the summary cost is in it"
+
+
+def test_we_go_on_with_what_the_reference_has_summed_up(codex: Codex, workspace: Path) -> None:
+    turns: list[Turn] = [exec_command("echo long-ago"), "SUMMARY: it was long ago", "Done."]
+    run = codex.run(turns, subcommand=["-c", COMPACT], prompt="what was there?")
+    _, model = ours(codex, workspace, ["Still here."], "--resume", run.thread_id, "and now?")
+    sent = json.dumps(model.requests[0]["input"])
+    for text in ("what was there?", "SUMMARY: it was long ago", "Done.", "and now?"):
+        assert text in sent
+    assert "echo long-ago" not in sent
+
+
+def test_a_prompt_with_something_piped_to_it_is_the_reference_s(codex: Codex, workspace: Path) -> None:
+    """Both get the same words and the same pipe; their models are told the same."""
+    words = ["exec", "--json", "--skip-git-repo-check", "-s", "danger-full-access", "look"]
+    env = {"PATH": os.environ["PATH"], "HOME": str(codex.home), "CODEX_HOME": str(codex.home)}
+    proxies = dict.fromkeys(["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"], CLOSED_PORT)
+    told = []
+    for program in ([str(codex.binary)], [sys.executable, "-m", "exec_server"]):
+        with Model(["ok"]) as model:
+            (codex.home / "config.toml").write_text(CONFIG.format(base_url=model.base_url))
+            subprocess.run(
+                [*program, *words],
+                cwd=workspace,
+                env={**env, **proxies, "NO_PROXY": "127.0.0.1"},
+                input="one\ntwo\n",
+                capture_output=True,
+                text=True,
+                timeout=45,
+                check=True,
+            )
+        told.append(model.requests[0]["input"][-1]["content"])
+    assert told[0] == told[1] == [{"type": "input_text", "text": "look\n\n<stdin>\none\ntwo\n</stdin>"}]

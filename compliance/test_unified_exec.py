@@ -20,6 +20,13 @@ from compliance.model import Call, Model, Turn, exec_command, write_stdin
 from exec_server.agent.exec import ExecCommand, ToolError, WriteStdin
 from exec_server.agent.unified import UnifiedExec
 
+
+@pytest.fixture(autouse=True)
+def _empty_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Both start login shells, and neither is to wait for somebody's profile."""
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+
+
 LINES = "awk 'BEGIN { for (i = 0; i < %d; i++) printf \"%%07d\\n\", i }'"
 
 CALLS: dict[str, Call] = {

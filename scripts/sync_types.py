@@ -40,7 +40,7 @@ TWINS: dict[str, tuple[str, list[Part]]] = {
     "Files": ("Blocking", [Part(SERVICES, "Files"), Part("client/files.py", "RemoteFiles", ("under",))]),
     "Process": (
         "Blocking",
-        [Part(SERVICES, "Process"), Part("client/process.py", "RemoteProcess", ("exit_code",))],
+        [Part(SERVICES, "Process"), Part("client/process_events.py", "ProcessEvents", ("exit_code",))],
     ),
     "Processes": ("Blocking", [Part(SERVICES, "Processes")]),
     "Environment": (
@@ -55,7 +55,7 @@ TWINS: dict[str, tuple[str, list[Part]]] = {
 """The classes of the stub, with their bases."""
 
 SAME = {
-    "AsyncIterator": "Iterator",
+    "AsyncIterator": "Items",
     "AsyncIterable": "Iterable",
     "AbstractAsyncContextManager": "AbstractContextManager",
     "RemoteFiles": "Files",
@@ -74,8 +74,9 @@ OPTIONS = {"run": ("start", {"stdin"})}
 HEAD = '''"""What type checkers know of the blocking twin. Made by scripts/sync_types.py; do not edit."""
 
 import builtins
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 '''
 
 BLOCKING = """
@@ -83,6 +84,11 @@ T = TypeVar("T")
 
 class Blocking:
     def __init__(self, of: Any) -> None: ...
+
+class Items(Blocking, Iterator[T]):
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> T: ...
+    def close(self) -> None: ...
 """
 
 
@@ -140,7 +146,7 @@ class Renaming(ast.NodeTransformer):
         name = SAME.get(node.id, node.id)
         if name in ("Iterator", "Iterable"):
             self._imports.add(("collections.abc", name))
-        elif name not in (*TWINS, "T", "AbstractContextManager", "Any"):
+        elif name not in (*TWINS, "Items", "T", "AbstractContextManager", "Any"):
             origin = self._module.origin(name)
             if origin is not None:
                 self._imports.add(origin)
@@ -163,7 +169,7 @@ class Stub:
         body = "".join(self._twin(name, base, parts) for name, (base, parts) in TWINS.items())
         body += self._connect()
         imports = "".join(f"from {_relative(module)} import {name}\n" for module, name in self._imports)
-        exported = ", ".join(f'"{name}"' for name in sorted(["Blocking", "connect", *TWINS]))
+        exported = ", ".join(f'"{name}"' for name in sorted(["Blocking", "Items", "connect", *TWINS]))
         return _tidied(f"{HEAD}{imports}\n__all__ = [{exported}]\n{BLOCKING}{body}")
 
     def _module(self, path: str) -> Module:

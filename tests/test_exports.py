@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import inspect
+import pkgutil
+import pydoc
 import subprocess
 import sys
+
+import pytest
 
 import exec_server
 from exec_server.agent import thread
@@ -44,6 +49,14 @@ def test_every_name_is_listed_before_it_is_used() -> None:
     program = "import exec_server; print(*(set(exec_server.__all__) - set(dir(exec_server))))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
     assert (done.stdout, done.stderr) == ("\n", "")
+
+
+@pytest.mark.parametrize("room", ["agent", "client", "environments", "events", "wire"])
+def test_help_is_there(room: str) -> None:
+    """`help()` looks up the types of every field, also those that are imported for type checkers only."""
+    package = importlib.import_module(f"exec_server.{room}")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        assert pydoc.render_doc(importlib.import_module(module.name))
 
 
 def test_every_error_can_be_caught_by_its_name() -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,23 @@ def test_a_process(machine: Any) -> None:
         assert kinds == ["Output", "Output", "Exited", "Closed"]
 
 
+def test_an_iterator_is_closed_as_any_other(server: RunningServer, tmp_path: Path) -> None:
+    with (
+        sync.connect(server.url) as machine,
+        machine.start(["sh", "-c", "echo a; cat"], stdin=True) as process,
+    ):
+        with closing(process.output()) as output:
+            assert next(output).data == b"a\n"
+        assert list(output) == []
+        assert {"close"} <= set(dir(output))
+        assert not {"aclose", "asend", "athrow", "ag_frame"} & set(dir(output))
+        process.write(b"b\n")
+        assert next(process.output()).data == b"b\n", "the next one goes on where it was"
+        with machine.files.watch(str(tmp_path)) as changes, closing(changes):
+            (tmp_path / "x").touch()
+            assert next(changes).paths
+
+
 def test_leaving_a_block_ends_the_process(machine: Any) -> None:
     marker = sleep_forever()
     with machine.start(["sh", "-c", f"echo ready; sleep {marker}"]) as process:
@@ -79,8 +96,8 @@ def test_files(machine: Any, tmp_path: Path) -> None:
     copy = f"{path}.copy"
     assert machine.files.write_stream(copy, machine.files.stream(path)) == 10
     with pytest.raises(FileNotFoundError):
-        machine.files.read(f"{tmp_path}/none")
-    with machine.files.watch(str(tmp_path)) as changes:
+        machine.files.read(tmp_path / "none")
+    with machine.files.watch(tmp_path) as changes:
         machine.files.remove(copy)
         assert copy in next(iter(changes)).paths
 

@@ -17,6 +17,7 @@ LIMIT = 300
 """Seconds: mypy reads the whole library, on a machine that may have much else to do."""
 
 EXAMPLE = """
+from contextlib import closing
 from exec_server import Completed, sync
 
 def lines(machine: sync.Environment, path: str) -> list[bytes]:
@@ -27,7 +28,8 @@ with sync.connect("ws://127.0.0.1:1", token="t") as machine:
     with machine.start(["cat"], stdin=True) as process, machine.files.watch("/tmp") as changes:
         process.write(lines(machine, "/etc/hostname")[0])
         code: int = process.wait().exit_code + len(next(changes).paths)
-        print(done.stdout.decode(), code, [chunk.data for chunk in process.output()])
+        with closing(process.output()) as output:
+            print(done.stdout.decode(), code, [chunk.data for chunk in output])
 """
 
 MISTAKES = {

@@ -48,7 +48,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """How long a session without a connection is kept."""
 
     retention: float = 30.0
-    """How long a closed process can still be read and its id stays taken."""
+    """How long a closed process can still be read and its id stays taken. The time does not run while its
+    session has no connection."""
 
     retained_processes: int = 8192
     """Closed processes one session may have in retention; beyond, the oldest is forgotten early."""

@@ -28,18 +28,21 @@ import selectors
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from types import TracebackType
+from types import GenericAlias, TracebackType
 from typing import Any, Final, TypeVar
 
 from .client.errors import ExecServerError
 from .environments.connect import connect as connect_async
 
-__all__ = ["Blocking", "Environment", "Files", "Http", "HttpBody", "Process", "Processes", "connect"]
+__all__ = ["Blocking", "Environment", "Files", "Http", "HttpBody", "Items", "Process", "Processes", "connect"]
 
 T = TypeVar("T")
 
 CLEANUP_SECONDS: Final = 7.0
 """What a cancelled call may take to tidy up, e.g. to kill its process: somewhat more than it gives itself."""
+
+ASYNC_NAMES: Final = frozenset(("aclose", "asend", "athrow"))
+"""What only the iterators of the other side have."""
 
 _END: Final = object()
 
@@ -75,8 +78,14 @@ class Blocking:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        if name == "close" and self._pid != os.getpid():
-            return _nothing_to_close
+        if name == "close":
+            if self._pid != os.getpid():
+                return _nothing_to_close
+            if hasattr(self._object, "__anext__") and not hasattr(self._object, "close"):
+                # An iterator has the same names on this side as every other one here.
+                if not hasattr(self._object, "aclose"):
+                    return _nothing_to_close
+                name = "aclose"
         self._check_process()
         found = _BACKGROUND.wait(_get(self._object, name))
         if not callable(found):
@@ -123,7 +132,15 @@ class Blocking:
         return _here(item)
 
     def __dir__(self) -> list[str]:
-        return [name for name in dir(self._object) if not name.startswith("_")]
+        names = [name for name in dir(self._object) if not name.startswith("_")]
+        if hasattr(self._object, "__anext__"):
+            names = [name for name in names if name not in ASYNC_NAMES and not name.startswith("ag_")]
+            names = sorted({*names, "close"})
+        return names
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        """`Items[Output]`, where an annotation is looked at."""
+        return GenericAlias(cls, item)
 
     def __repr__(self) -> str:
         return f"<blocking {self._object!r}>"
@@ -138,10 +155,10 @@ class Blocking:
 
 
 def _nothing_to_close() -> None:
-    """What closing something of the parent's comes to in a child."""
+    """What closing comes to in a child of the owner's, and where there is nothing to let go of."""
 
 
-Environment = Files = Http = HttpBody = Process = Processes = Blocking
+Environment = Files = Http = HttpBody = Items = Process = Processes = Blocking
 """Names for annotations. What each can do is in sync.pyi, made of services.py by scripts/sync_types.py."""
 
 

@@ -94,8 +94,16 @@ def test_variables() -> None:
 
 
 def test_arguments() -> None:
-    assert arguments('{"cmd":"x","new":1}', ExecCommand) == ExecCommand(cmd="x")
+    assert arguments('{"cmd":"x"}', ExecCommand) == ExecCommand(cmd="x")
+    half = arguments('{"cmd":"a\\ud800b \\ud83d\\ude00"}', ExecCommand)
+    assert half.cmd == "a\ufffdb 😀", "half a character"
     assert arguments(b'{"session_id":5}', WriteStdin).chars == ""
     for text in ("", "[]", '{"cmd":5}', "{}", '{"cmd":', '{"cmd":"x","yield_time_ms":"soon"}', "\ud800"):
         with pytest.raises(ToolError, match="failed to parse function arguments"):
             arguments(text, ExecCommand)
+    with pytest.raises(ToolError, match="they are empty; expected a JSON object"):
+        arguments(" ", ExecCommand)
+    with pytest.raises(ToolError, match="there is no `timeout`, only `cmd`, `workdir`"):
+        arguments('{"cmd":"x","timeout":1}', ExecCommand)
+    with pytest.raises(ToolError, match="truncated"):
+        arguments('{"cmd":"x', ExecCommand)

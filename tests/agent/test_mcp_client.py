@@ -55,7 +55,8 @@ def test_names_that_models_cannot_say() -> None:
     async def main() -> None:
         twins = [McpServer(name=name, command=sys.executable, args=(TOOLS,)) for name in ("a b", "a.b")]
         async with McpServers(twins) as servers:
-            assert servers.tools["mcp__a_b__echo"][:2] == ("a b", "echo")
+            tool = servers.tools["mcp__a_b__echo"]
+            assert (tool.server, tool.name) == ("a b", "echo")
             assert "MCP tool `echo` of `a.b` is left out: `mcp__a_b__echo` is taken" in servers.warnings
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -93,7 +94,7 @@ def test_everything_a_client_can_do(talk: Callable[..., None], tmp_path: Path) -
         listed = await client.list_tools()
         names = [tool.name for tool in listed.tools]
         assert names == [
-            *("exec_command", "write_stdin", "screen", "apply_patch"),
+            *("exec_command", "write_stdin", "screen", "list_commands", "terminate", "apply_patch"),
             *("read_file", "write_file", "list_directory", "find_files", "search_files"),
         ]
         assert all(tool.input_schema["type"] == "object" for tool in listed.tools)
@@ -142,10 +143,118 @@ def test_everything_a_client_can_do(talk: Callable[..., None], tmp_path: Path) -
 
 def test_a_client_of_the_older_protocol(talk: Callable[..., None]) -> None:
     async def work(client: Client) -> None:
-        assert len((await client.list_tools()).tools) == 9
+        assert len((await client.list_tools()).tools) == 11
         assert "hi" in await said(client, "exec_command", cmd="echo hi", login=False)
 
     talk(work, "legacy")
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_command_nobody_can_reach_any_more_is_ended(tmp_path: Path, mode: Any) -> None:
+    """A call that is cancelled before it has told its session id."""
+
+    async def work(client: Client) -> None:
+        sleep = "echo $$ > pid; exec sleep 1000"
+        arguments = {"cmd": sleep, "login": False, "yield_time_ms": 30_000}
+        call = asyncio.ensure_future(client.call_tool("exec_command", arguments))
+        await eventually_async(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "it")
+        call.cancel()
+        await asyncio.wait([call])
+        await eventually_async(lambda: is_gone(tmp_path / "pid"), "the end of the command")
+        assert await said(client, "list_commands") == "no command is running"
+        await list_and_end(client, tmp_path / "pid")
+
+    async def main() -> None:
+        async with on_stdio(cwd=tmp_path, mode=mode) as client:
+            await work(client)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_client_that_vanishes_leaves_no_command_behind(tmp_path: Path, mode: str) -> None:
+    """One over HTTP that is killed in the middle of a call; the server goes on."""
+    program = (
+        "import asyncio, sys; from mcp import Client\n"
+        "async def main():\n"
+        "    async with Client(sys.argv[1], mode=sys.argv[2]) as client:\n"
+        "        await client.call_tool('exec_command', {'cmd': 'echo $$ > pid; exec sleep 1000',\n"
+        "            'login': False, 'yield_time_ms': 30000})\n"
+        "asyncio.run(main())"
+    )
+    with listening(cwd=tmp_path) as url:
+        client = subprocess.Popen([sys.executable, "-c", program, url, mode])
+        try:
+            eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), "the command")
+        finally:
+            client.kill()
+            client.wait()
+        eventually(lambda: is_gone(tmp_path / "pid"), "the end of the command")
+
+
+async def list_and_end(client: Client, pid_file: Path) -> None:
+    """What runs is listed, and can be ended."""
+    arguments = {"cmd": "echo $$ > pid; exec sleep 1000", "login": False, "yield_time_ms": 250}
+    begun = (await client.call_tool("exec_command", arguments)).structured_content
+    assert begun is not None
+    number = begun["session_id"]
+    listed = await client.call_tool("list_commands", {})
+    assert listed.structured_content is not None
+    (one,) = listed.structured_content["commands"]
+    assert one["session_id"] == number
+    assert one["command"][-1] == arguments["cmd"]
+    assert str(number) in await said(client, "list_commands")
+    assert await said(client, "terminate", session_id=number) == f"ended {number}"
+    await eventually_async(lambda: is_gone(pid_file), "the end of the command")
+    assert f"Unknown process id {number}" in await refused(client, "terminate", session_id=number)
+    assert await said(client, "list_commands") == "no command is running"
+
+
+def is_gone(pid_file: Path) -> bool:
+    """Whether the process whose number is in the file is over."""
+    try:
+        return not Path(f"/proc/{int(pid_file.read_text())}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return True
+
+
+def test_every_line_on_stdin_is_answered(tmp_path: Path) -> None:
+    hello = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": "test", "version": "1"},
+        },
+    }
+    half = (
+        '{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{"name":"exec_command",'
+        '"arguments":{"cmd":"printf %s \\ud800x","login":false}}}'
+    )
+    lines = [
+        "this is no json",
+        json.dumps(hello),
+        '{"jsonrpc":"2.0","method":"notifications/initialized"}',
+        '{"jsonrpc":"2.0","id":7}',
+        "[]",
+        half,
+    ]
+    process = subprocess.Popen(
+        PROGRAM, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("".join(line + "\n" for line in lines))
+        process.stdin.flush()
+        answers = [json.loads(process.stdout.readline()) for _ in range(5)]
+        process.stdin.close()
+    codes = [(one["id"], one["error"]["code"]) for one in answers if "error" in one]
+    assert sorted(codes, key=str) == [(7, -32600), (None, -32600), (None, -32700)]
+    (said_to_it,) = [one["result"] for one in answers if one["id"] == 4]
+    assert said_to_it["structuredContent"]["output"] == "\ufffdx"
 
 
 def test_commands_end_with_the_server(talk: Callable[..., None], tmp_path: Path) -> None:
@@ -155,15 +264,8 @@ def test_commands_end_with_the_server(talk: Callable[..., None], tmp_path: Path)
         await eventually_async((tmp_path / "pid").exists, "the command")
         await eventually_async((tmp_path / "pid").read_text, "its number")
 
-    def is_gone() -> bool:
-        try:
-            return not Path(f"/proc/{pid}/cmdline").read_bytes()
-        except FileNotFoundError:
-            return True
-
     talk(work)
-    pid = int((tmp_path / "pid").read_text())
-    eventually(is_gone, "the end of the command")
+    eventually(lambda: is_gone(tmp_path / "pid"), "the end of the command")
 
 
 def test_a_sandbox_confines_commands_and_files(tmp_path: Path, needs_bubblewrap: None) -> None:

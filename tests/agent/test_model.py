@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -72,6 +74,37 @@ def test_a_status(status: int, body: str, said: str, fatal: bool) -> None:
         ask(Status(status, body))
     assert str(caught.value).startswith(said)
     assert (caught.value.fatal, caught.value.network) == (fatal, False)
+
+
+@pytest.mark.parametrize(
+    ("headers", "low", "high"),
+    [
+        ({"Retry-After": "3"}, 3, 3),
+        ({"Retry-After": "0.25"}, 0.25, 0.25),
+        ({"retry-after-ms": "1500", "Retry-After": "9"}, 1.5, 1.5),
+        ({"Retry-After": "100000"}, 300, 300),
+        ({"Retry-After": "-5"}, 0, 0),
+        ({"Retry-After": formatdate(time.time() + 100, usegmt=True)}, 50, 101),
+    ],
+)
+def test_when_to_ask_again(headers: dict[str, str], low: float, high: float) -> None:
+    with pytest.raises(ModelFailed) as caught:
+        ask(Status(429, "", tuple(headers.items())))
+    assert caught.value.retry_after is not None
+    assert low <= caught.value.retry_after <= high
+
+
+@pytest.mark.parametrize("value", ["soon", "nan", "", "Mon, 99 Foo"])
+def test_when_nobody_says_when(value: str) -> None:
+    with pytest.raises(ModelFailed) as caught:
+        ask(Status(429, "", (("Retry-After", value),)))
+    assert caught.value.retry_after is None
+
+
+def test_an_error_of_many_words_is_cut() -> None:
+    with pytest.raises(ModelFailed) as caught:
+        ask(Status(400, "x" * 5_000_000))
+    assert str(caught.value) == "x" * 64 * 1024
 
 
 def test_an_address_that_is_none() -> None:

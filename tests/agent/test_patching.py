@@ -261,6 +261,74 @@ def test_a_link_is_written_through_and_deleted_itself(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["real"]
 
 
+def shape(root: Path) -> dict[str, str]:
+    """Everything below a directory: where links lead, and what files hold."""
+    return {
+        str(path.relative_to(root)): f"-> {os.readlink(path)}"
+        if path.is_symlink()
+        else path.read_text()
+        if path.is_file()
+        else "/"
+        for path in sorted(root.rglob("*"))
+    }
+
+
+def test_what_a_link_leads_to_stays_when_the_link_is_moved(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one\n")
+    (tmp_path / "a").chmod(0o750)
+    (tmp_path / "l").symlink_to("a")
+    lines = ["*** Update File: l", "*** Move to: m", "@@", "-one", "+ONE"]
+    on(tmp_path, lambda files, cwd: patch_with(files, cwd, body(*lines)))
+    assert shape(tmp_path) == {"a": "one\n", "m": "ONE\n"}
+    assert (tmp_path / "m").stat().st_mode & 0o777 == 0o750
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["*** Add File: m", "+new", "*** Add File: m/x", "+k"], "m is a link that leads nowhere"),
+        (["*** Add File: m/x", "+k"], "m is a link that leads nowhere"),
+        (["*** Add File: new/deep", "+k", "*** Add File: m", "+new"], "m is a link that leads nowhere"),
+        (
+            ["*** Update File: x/a", "@@", "-one", "+1", "*** Update File: y/a", "@@", "-one", "+2"],
+            "are the same file; a patch can have it only once",
+        ),
+        (["*** Add File: x/new/b", "+1", "*** Add File: y/new/b", "+2"], "are the same file"),
+        (["*** Update File: l", "*** Move to: x/a", "@@", "-one", "+1"], "are the same file"),
+        (["*** Delete File: x/a", "*** Delete File: l"], "are the same file"),
+    ],
+)
+def test_links_are_no_way_to_change_half_of_it(tmp_path: Path, lines: list[str], said: str) -> None:
+    (tmp_path / "m").symlink_to("gone")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/a").write_text("one\n")
+    (tmp_path / "y").symlink_to("x")
+    (tmp_path / "l").symlink_to("x/a")
+    before = shape(tmp_path)
+    with pytest.raises(PatchFailed, match=said) as failed:
+        on(tmp_path, lambda files, cwd: patch_with(files, cwd, body(*lines)))
+    assert str(failed.value).endswith("\nNothing was changed.\n")
+    assert shape(tmp_path) == before
+
+
+def test_a_link_that_was_removed_comes_back_as_a_link(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one\n")
+    (tmp_path / "l").symlink_to("a")
+    (tmp_path / "z").write_text("last\n")
+    before = shape(tmp_path)
+    lines = ["*** Delete File: l", "*** Delete File: z"]
+
+    async def work(files: Files, cwd: str) -> None:
+        failing: Any = Failing(files, 2)
+        with pytest.raises(PatchFailed, match="Nothing was changed"):
+            await patch_with(failing, cwd, body(*lines))
+        assert shape(tmp_path) == before
+        await patch_with(files, cwd, body(*lines))
+        assert shape(tmp_path) == {"a": "one\n"}
+
+    on(tmp_path, work)
+
+
 def test_what_the_event_stream_shows(tmp_path: Path) -> None:
     populate(tmp_path)
     decided = on(tmp_path, lambda files, cwd: prepare(EVERYTHING, files, cwd))

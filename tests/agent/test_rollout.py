@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from exec_server.agent import rollout
 from exec_server.agent.record import BadRecord, Record, SessionMeta
 from exec_server.agent.rollout import (
     RolloutError,
@@ -230,6 +232,23 @@ def test_a_last_line_that_only_lacks_its_newline_is_kept(tmp_path: Path) -> None
         assert loaded.records[-1].payload == {"kept": True}
         writer.append("x", {})
     assert [line["ordinal"] for line in lines(path)] == [0, 1, 2]
+
+
+def test_a_long_torn_line_takes_no_longer_than_its_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that are put together again and again would take minutes here."""
+    monkeypatch.setattr(rollout, "REPAIR_BYTES", 64)
+    path = tmp_path / "file.jsonl"
+    with RolloutWriter.create(str(path), META):
+        pass
+    whole = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(b'{"type": "' + b"x" * 4_000_000)
+    began = time.monotonic()
+    RolloutWriter.open(str(path))[0].close()
+    assert time.monotonic() - began < 20
+    assert path.read_bytes() == whole
 
 
 def test_a_torn_line_longer_than_any_block(tmp_path: Path) -> None:

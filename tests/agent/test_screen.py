@@ -89,6 +89,67 @@ def test_sequences_nobody_knows_do_no_harm(sequence: bytes) -> None:
     assert screen(b"before" + sequence + b"\r\nafter").view().rows[1].endswith("after")
 
 
+@pytest.mark.parametrize(
+    ("printed", "row"),
+    [
+        ("⚠️ 3 tests failed", "⚠️ 3 tests failed"),
+        ("A\u200bB rest", "AB rest"),
+        ("to the right \u200fand on", "to the right and on"),
+        ("👨\u200d👩 family", "👨\u200d👩 family"),
+        ("日\u0301本 marks", "日\u0301本 marks"),
+        ("e\u0301 rest", "é rest"),
+        ("\u0301start", "start"),
+        ("nul\0mid", "nulmid"),
+        ("\x1bPdevice control\x1b\\after", "after"),
+        ("\x1b_application\x1b\\after", "after"),
+        ("\x1b^private\x1b\\after", "after"),
+        ("\x90eight bits\x9cafter", "after"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x07 after", "link after"),
+        ("\x1b]52;c;aGk=\x07after", "after"),
+        ("\x1b[4:3mcurly\x1b[0m after", "curly after"),
+        ("\x1b[38:2::255:0:0mred\x1b[0m after", "red after"),
+        ("\x1b[=1;1uafter", "after"),
+        ("\x1b[<uafter", "after"),
+        ("\x1b[!pafter", "after"),
+        ("\x1b[2 qafter", "after"),
+        ("\x1b(0lqk\x1b(B frame", "┌─┐ frame"),
+        ("-\x1b[9b ten", "---------- ten"),
+        ("\x1b[12\x18after", "after"),
+    ],
+)
+@pytest.mark.parametrize("piece", [1, 1000])
+def test_no_text_is_lost_and_no_sequence_becomes_text(printed: str, row: str, piece: int) -> None:
+    data = printed.encode()
+    made = screen(*[data[at : at + piece] for at in range(0, len(data), piece)])
+    assert made.view().text == row
+    assert made.view().title == ""
+
+
+def test_a_wide_character_that_does_not_fit_begins_the_next_row() -> None:
+    assert screen(("x" * 9 + "中y").encode(), cols=10).view().rows[:2] == ["x" * 9, "中y"]
+    assert screen(("中" * 6).encode(), cols=11).view().rows[:2] == ["中" * 5, "中"]
+
+
+def test_what_is_left_of_a_wide_character_is_a_blank() -> None:
+    assert screen("中文\rab".encode()).view().rows[0] == "ab文"
+    assert screen("中文\ra".encode()).view().rows[0] == "a 文"
+    assert screen("中文\x1b[2Ga".encode()).view().rows[0] == " a文"
+
+
+def test_only_a_title_is_a_title() -> None:
+    assert screen(b"\x1b]0;one\x07\x1b]22;pointer\x07\x1b]2;two\x1b\\x").view().title == "two"
+    assert len(screen(b"\x1b]2;" + b"t" * 50_000 + b"\x07").view().title) < 5000
+
+
+@settings(max_examples=200)
+@given(st.text("ab⚠中\u200d\ufe0f\u0301\u200b\x1b[;:?=<>0123456789mhlHJPX_^]\\\x07\x18\x9b\r\n"), st.data())
+def test_how_the_bytes_come_makes_no_difference(printed: str, draw: st.DataObject) -> None:
+    data = printed.encode()
+    cuts = sorted(draw.draw(st.lists(st.integers(0, len(data)), max_size=4)))
+    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    assert screen(*pieces, rows=5, cols=20).view() == screen(data, rows=5, cols=20).view()
+
+
 @settings(max_examples=200)
 @given(
     st.lists(st.binary(max_size=40) | st.text("\x1b[]?;0123456789hlmHJKABCDrsu\r\n\x07Px").map(str.encode))

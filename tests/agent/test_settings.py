@@ -76,6 +76,12 @@ def test_nothing_at_all(tmp_path: Path) -> None:
         ("model = 5", "`model` must be a text"),
         ('sandbox_mode = "yolo"', "`sandbox_mode` must be one of read-only"),
         ('approval_policy = "perhaps"', "`approval_policy` must be one of never"),
+        (
+            'approval_policy = "untrusted"',
+            "`approval_policy` must be one of never, on-request, on-failure here",
+        ),
+        ('model_provider = "zz"', r"`model_provider` is `zz`, but there is no \[model_providers.zz\]"),
+        ('model_provider = "zz"\n[model_providers.z]\nbase_url = "b"', "there is no"),
         ('model_provider = "p"\n[model_providers.p]\nenv_key = "NOT_SET"', "NOT_SET, which is not set"),
         ('model_provider = "p"\n[model_providers.p]\nstream_max_retries = -1', "must be a number"),
         ("[mcp_servers.x]", "either `command` or `url`"),
@@ -89,3 +95,48 @@ def test_what_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(BadConfig, match=said):
         load_config(str(tmp_path), {})
+
+
+# What is given on the command line -------------------------------------------------------------------------
+
+
+def test_settings_that_win(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text('model = "a"\n[agents]\nmax_threads = 3\n')
+    overrides = [
+        'model="b"',
+        "sandbox_mode=workspace-write",
+        "sandbox_workspace_write.network_access=true",
+        'sandbox_workspace_write.writable_roots = ["/data"]',
+        "agents.max_depth=2",
+        "model_auto_compact_token_limit=1000",
+        "model_context_window=5000",
+        'mcp_servers.docs={ command = "x", default_tools_approval_mode = "prompt" }',
+        'mcp_servers.docs.tools.find.approval_mode="approve"',
+    ]
+    config = load_config(str(tmp_path), {}, overrides)
+    assert (config.model, config.mode) == ("b", "workspace-write")
+    assert (config.network, config.writable) == (True, ("/data",))
+    assert (config.max_agents, config.agent_depth) == (3, 2)
+    assert (config.compact_tokens, config.context_window) == (1000, 5000)
+    (server,) = config.servers
+    assert (server.approval, server.tool_approvals) == ("prompt", {"find": "approve"})
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model", "is not KEY=VALUE"),
+        ("=x", "is not KEY=VALUE"),
+        ("a..b=x", "is not KEY=VALUE"),
+        ("model.x=1", "`model` is no table"),
+        (
+            'mcp_servers.d={ command = "x", default_tools_approval_mode = "perhaps" }',
+            "must be one of auto, prompt",
+        ),
+        ("model_context_window=many", "must be a number"),
+    ],
+)
+def test_settings_that_make_no_sense(tmp_path: Path, override: str, said: str) -> None:
+    (tmp_path / "config.toml").write_text('model = "a"\n')
+    with pytest.raises(BadConfig, match=said):
+        load_config(str(tmp_path), {}, [override])

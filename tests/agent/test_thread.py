@@ -336,6 +336,58 @@ def test_the_list_is_newest_first(tmp_path: Path) -> None:
     assert found[0].meta.selected_capability_roots == [P]
 
 
+def test_a_link_beside_a_file_is_not_another_thread(threads: Threads) -> None:
+    with threads.start("/w") as thread:
+        say(thread, "hello")
+    beside = Path(thread.path).parent / f"rollout-2026-01-01T00-00-00-{new_thread_id()}.jsonl"
+    beside.symlink_to(thread.path)
+    assert [(summary.id, summary.path) for summary in threads.list()] == [(thread.id, thread.path)]
+
+
+def test_paths_are_taken_as_paths(threads: Threads) -> None:
+    with threads.start(Path("/w")) as thread:
+        say(thread, "hello")
+    assert lines(thread.path)[0]["payload"]["cwd"] == "/w"
+    with threads.resume(Path(thread.path)) as again:
+        assert (again.id, again.skipped) == (thread.id, 0)
+    assert said(threads.read(Path(thread.path))[1]) == ["hello"]
+    with threads.fork(Path(thread.path), cwd=Path("/v")) as child:
+        assert child.meta.cwd == "/v"
+
+
+def test_what_makes_no_sense_is_refused_at_once(threads: Threads) -> None:
+    anything: Any = threads
+    with threads.start("/w") as thread:
+        say(thread, "hello")
+    for wrong in (
+        lambda: anything.start(None),
+        lambda: anything.start(b"/w"),
+        lambda: anything.start("/w", roots=["x"]),
+        lambda: anything.resume(7),
+        lambda: anything.resume(thread.id, roots=[{"id": "x"}]),
+        lambda: anything.fork(thread.id, turns=1.5),
+        lambda: anything.fork(thread.id, turns=True),
+        lambda: anything.fork(thread.id, cwd=7),
+    ):
+        with pytest.raises(TypeError):
+            wrong()
+    for name in ("id", "cwd", "session_id", "timestamp", "history_mode"):
+        with pytest.raises(ValueError, match=f"`{name}` cannot be given in `more`"):
+            threads.start("/w", more={name: "x", "base_instructions": None})
+    with pytest.raises(ValueError, match="0 or more"):
+        threads.fork(thread.id, turns=-1)
+
+
+def test_lines_that_cannot_be_read_are_counted(threads: Threads) -> None:
+    with threads.start("/w") as thread:
+        say(thread, "hello")
+    with open(thread.path, "ab") as file:
+        file.write(b"nonsense\n[]\n")
+    with threads.resume(thread.id) as again:
+        say(again, "on")
+        assert again.skipped == 2
+
+
 def test_a_parent_that_was_changed_is_noticed(threads: Threads) -> None:
     with threads.start("/w") as parent:
         talk(parent, 3)

@@ -55,14 +55,24 @@ def test_a_full_store_makes_room() -> None:
     store: ProcessStore[Stored] = ProcessStore(10)
     stored = by_use(10)
     for process in stored:
-        assert store.store(process) is None
+        assert not store.is_full()
+        store.store(process)
+    assert store.is_full()
     store.touch(stored[0])
-    assert store.store(Stored(11)) is stored[1], "the first was used just now"
-    assert len(store) == 10
+    assert store.make_room() is stored[1], "the first was used just now"
     assert store.get(2) is None
+    assert not store.is_full()
+    assert store.is_full(1), "one that is being started needs room, too"
+    store.store(Stored(11))
     stored[2].ended = stored[2].busy = True
-    assert store.store(Stored(12)) is None
-    assert len(store) == 11, "for a moment"
-    assert [process.number for process in store.running()] == [1, 4, 5, 6, 7, 8, 9, 10, 11, 12]
-    assert len(store.clear()) == 11
+    assert store.make_room() is None
+    assert [process.number for process in store.running()] == [1, 4, 5, 6, 7, 8, 9, 10, 11]
+    assert len(store.clear()) == 10
     assert list(store) == []
+
+
+def test_a_small_store_makes_room_too() -> None:
+    store: ProcessStore[Stored] = ProcessStore(1)
+    store.store(Stored(1))
+    assert store.make_room() == Stored(1)
+    assert store.make_room() is None

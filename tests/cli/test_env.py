@@ -251,7 +251,40 @@ def test_checking_nothing_says_so(home: Path) -> None:
         timeout=LIMIT,
         check=False,
     )
-    assert (done.stdout, done.returncode) == ("no environment may be used (CODEX_EXEC_SERVER_URL)\n", 0)
+    assert (done.stdout, done.returncode) == ("no environment may be used (CODEX_EXEC_SERVER_URL)\n", 1)
+
+
+def test_a_relative_directory_is_nobodys(command: Command, server: RunningServer) -> None:
+    for words in (
+        ("run", "--env", "far", "--cwd", "rel", "--", "true"),
+        ("run", "--url", server.url, "--cwd", "", "--", "true"),
+        ("env", "shell", "far", "--cwd", "rel"),
+    ):
+        done = command(*words)
+        assert "Error: Invalid value for --cwd: '" in done.stderr
+        assert "is not absolute: whose directory would it be in?" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 2
+
+
+def test_passwords_are_not_shown(command: Command, home: Path) -> None:
+    (home / "environments.toml").write_text(
+        '[[environments]]\nid = "a"\nurl = "ws://me:s3cret@127.0.0.1:1/x"\n'
+        '[[environments]]\nid = "b"\nurl = "wss://me:s3cret@127.0.0.1:1"\n'
+    )
+    for words in (
+        ("env", "list", "--json"),
+        ("env", "check", "a", "b"),
+        ("run", "--url", "ws://me:s3cret@127.0.0.1:1", "--", "true"),
+        ("run", "--url", "http://me:s3cret@127.0.0.1:1", "--", "true"),
+    ):
+        done = command(*words)
+        assert "s3cret" not in done.stdout + done.stderr
+        assert "//me:***@127.0.0.1:1" in done.stdout + done.stderr
+    (home / "environments.toml").write_text(
+        '[[environments]]\nid = "a"\nurl = "http://me:s3cret@127.0.0.1:1/x"\n'
+    )
+    assert "`http://me:***@127.0.0.1:1/x`" in command("env", "list").stderr
 
 
 @pytest.mark.parametrize("name", ["", " "])

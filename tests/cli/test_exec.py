@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ class Agent:
     @property
     def env(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("CODEX_", "EXEC_"))}
-        return {**kept, "CODEX_HOME": str(self.home), "OPENAI_API_KEY": "key"}
+        own = {"HOME": str(self.home), "CODEX_HOME": str(self.home), "OPENAI_API_KEY": "key"}
+        return {**kept, **own}
 
     def run(self, *words: str, stdin: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -56,7 +58,7 @@ class Agent:
 
     def events(self, *words: str, code: int = 0) -> list[dict[str, Any]]:
         """The stream of a run, which keeps what we promise of streams."""
-        done = self.run("--json", *words, code=code)
+        done = self.run("--json", *words, code=code, stdin="from stdin" if "-" in words else "")
         records = map(parse_line, split_lines([done.stdout.encode()]))
         assert [str(one) for one in check(records, ours=True)] == []
         return [json.loads(line) for line in done.stdout.splitlines()]
@@ -90,6 +92,17 @@ def test_threads(tmp_path: Path) -> None:
         assert agent.events("--last", "and on")[0]["thread_id"] == thread_id
         assert agent.events("--fork", thread_id, "--ext", "another way")[0]["thread_id"] != thread_id
         assert "Three." in model.said_to(3)
+
+
+def test_a_fork_without_a_prompt_is_only_made(tmp_path: Path) -> None:
+    with ModelServer("One.") as model:
+        agent = Agent(tmp_path, model)
+        thread_id = agent.events("begin")[0]["thread_id"]
+        (only,) = agent.events("fork", thread_id)
+        assert only["type"] == "thread.started"
+        assert only["thread_id"] != thread_id
+        assert list(agent.home.glob(f"sessions/**/*{only['thread_id']}.jsonl"))
+        assert len(model.requests) == 1
 
 
 def test_what_is_not_kept(tmp_path: Path) -> None:
@@ -133,7 +146,11 @@ def test_signals(tmp_path: Path, number: signal.Signals, cause: str) -> None:
     with ModelServer(Say([call("exec_command", sleep)])) as model:
         agent = Agent(tmp_path, model)
         process = subprocess.Popen(
-            agent.command("--json", "x"), cwd=agent.work, env=agent.env, stdout=subprocess.PIPE
+            agent.command("--json", "x"),
+            cwd=agent.work,
+            env=agent.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
         )
         pid_file = agent.work / "pid"
         pid = int(eventually(lambda: pid_file.exists() and pid_file.read_text().strip(), "the command"))
@@ -160,6 +177,7 @@ def test_a_reader_that_goes_away(tmp_path: Path) -> None:
             agent.command("--json", "x"),
             cwd=agent.work,
             env=agent.env,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -178,6 +196,17 @@ def test_another_machine(tmp_path: Path, server: RunningServer) -> None:
         output = events[3]["item"]["aggregated_output"]
         assert output.startswith(f"{tmp_path}\n")
         assert "--listen" in output
+
+
+def test_a_directory_that_is_not_there_on_another_machine(tmp_path: Path, server: RunningServer) -> None:
+    (tmp_path / "file").touch()
+    with ModelServer("never asked") as model:
+        agent = Agent(tmp_path, model)
+        for place, said in (("/nope", "/nope: no such directory"), (f"{tmp_path}/file", "not a directory")):
+            done = agent.run("--json", "--url", server.url, "-C", place, "x", code=1)
+            assert done.stdout == ""
+            assert said in done.stderr
+        assert model.requests == []
 
 
 def test_an_environment_by_its_name(tmp_path: Path, server: RunningServer) -> None:
@@ -201,7 +230,14 @@ def test_config_toml(tmp_path: Path) -> None:
         )
         words = [sys.executable, "-m", "exec_server", "exec", "--json", "x"]
         done = subprocess.run(
-            words, cwd=agent.work, env=agent.env, capture_output=True, text=True, timeout=60, check=True
+            words,
+            cwd=agent.work,
+            env=agent.env,
+            input="",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
         assert '"Reconnecting... 1/2 (' in done.stdout
         assert model.requests[0]["model"] == "from-config"
@@ -219,15 +255,99 @@ def test_a_required_tool_server_that_is_down(tmp_path: Path) -> None:
         assert model.requests == []
 
 
+def test_on_a_terminal(tmp_path: Path) -> None:
+    """A live view while it works, and plain lines where somebody may be asked."""
+    plan = {"plan": [{"step": "look around", "status": "in_progress"}]}
+    calls = [call("update_plan", plan), call("exec_command", {"cmd": "sleep 0.5; echo hi"}, "call_2")]
+    for approval, live in (("never", True), ("on-request", False)):
+        with ModelServer(Say(calls), "All is well.") as model:
+            agent = Agent(tmp_path, model)
+            ours, theirs = os.openpty()
+            process = subprocess.Popen(
+                agent.command("-a", approval, "x"),
+                cwd=agent.work,
+                env={**agent.env, "TERM": "xterm"},
+                stdin=subprocess.DEVNULL,
+                stdout=theirs,
+                stderr=theirs,
+            )
+            os.close(theirs)
+            drawn = b""
+            with suppress(OSError):  # a terminal that nobody holds any more
+                while more := os.read(ours, 65536):
+                    drawn += more
+            os.close(ours)
+            assert process.wait(60) == 0
+        assert b"[ ] look around" in drawn
+        assert drawn.count(b"All is well.") == 1
+        assert (b"\x1b[?25l" in drawn) == live, "a live view hides the cursor"
+        assert (b"\x1b[?25h" in drawn) == live, "and gives it back"
+        assert (b"working" in drawn) == live
+
+
+# As callers of the reference call it ----------------------------------------------------------------------
+
+
+def test_a_prompt_with_images_and_a_pipe(tmp_path: Path) -> None:
+    with ModelServer("ok") as model:
+        agent = Agent(tmp_path, model)
+        for name in ("a.png", "b.png"):
+            (agent.work / name).write_bytes(b"\x89PNG\r\n\x1a\n")
+        done = agent.run("-i", "a.png,b.png", "--image", "a.png", "what is it?", stdin="one\ntwo\n")
+        parts = model.requests[0]["input"][-1]["content"]
+        assert [part["type"] for part in parts].count("input_image") == 3
+        assert parts[3]["text"] == f'<image name=[Image #2] path="{agent.work}/b.png">'
+        assert parts[-1]["text"] == "what is it?\n\n<stdin>\none\ntwo\n</stdin>"
+        assert "Reading additional input from stdin..." in done.stderr
+        bad = agent.run("--json", "-i", "none.png", "x", code=1)
+        assert bad.stdout == ""
+        assert "the image none.png cannot be read: No such file or directory" in bad.stderr
+
+
+def test_subcommands_of_the_reference(tmp_path: Path) -> None:
+    with ModelServer("One.", "Two.") as model:
+        agent = Agent(tmp_path, model)
+        words = ["--experimental-json", "--skip-git-repo-check", "--add-dir", str(tmp_path)]
+        done = agent.run(*words, "--thread-source", "ci", "x")
+        thread_id = json.loads(done.stdout.splitlines()[0])["thread_id"]
+        elsewhere = agent.events("-C", str(tmp_path), "resume", "--last", "--all", "-")
+        assert elsewhere[0]["thread_id"] == thread_id
+        assert "from stdin" in model.said_to(1)
+        (path,) = agent.home.glob(f"sessions/**/*{thread_id}.jsonl")
+        assert json.loads(path.read_text().partition("\n")[0])["payload"]["thread_source"] == "ci"
+
+
+def test_settings_that_win_over_the_file(tmp_path: Path) -> None:
+    with ModelServer("ok") as model:
+        agent = Agent(tmp_path, model)
+        (agent.home / "config.toml").write_text(
+            'model = "from-config"\nopenai_base_url = "http://127.0.0.1:9"\n'
+        )
+        words = [sys.executable, "-m", "exec_server", "exec", "--dangerously-bypass-approvals-and-sandbox"]
+        settings = [f'openai_base_url="{model.url}"', "model=plain-text", 'model_reasoning_effort="high"']
+        given = [word for setting in settings for word in ("-c", setting)]
+        env = {**agent.env, "OPENAI_API_KEY": "not this", "CODEX_API_KEY": "this"}
+        subprocess.run(
+            [*words, *given, "x"], cwd=agent.work, env=env, input="", text=True, timeout=60, check=True
+        )
+        assert model.requests[0]["model"] == "plain-text"
+        assert model.requests[0]["reasoning"]["effort"] == "high"
+        assert model.headers[0]["authorization"] == "Bearer this"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (["-c", "nonsense", "p"], 1, "is not KEY=VALUE"),
+        (["-a", "on-request", "--dangerously-bypass-approvals-and-sandbox", "p"], 2, "leaves no choice"),
         (["--resume", "x", "--last", "p"], 2, "give one of them"),
         (["--env", "a", "--url", "ws://127.0.0.1:1", "p"], 2, "give one of them"),
         (["--root", "nonsense", "p"], 2, "is not ENV:PATH"),
         (["--policy", "/nonexistent", "p"], 1, "the policy file /nonexistent cannot be read"),
         (["-C", "/nonexistent", "p"], 1, "/nonexistent: no such directory"),
         (["-"], 1, "there is no prompt"),
+        (["-c", "model_provider=zz", "p"], 1, "there is no [model_providers.zz]"),
+        (["--url", "ws://127.0.0.1:1", "p"], 1, "ws://127.0.0.1:1"),
     ],
 )
 def test_a_wrong_command_line(tmp_path: Path, words: list[str], code: int, said: str) -> None:
@@ -243,7 +363,14 @@ def test_no_model(tmp_path: Path) -> None:
         agent = Agent(tmp_path, model)
         words = [sys.executable, "-m", "exec_server", "exec", "x"]
         done = subprocess.run(
-            words, cwd=agent.work, env=agent.env, capture_output=True, text=True, timeout=60, check=False
+            words,
+            cwd=agent.work,
+            env=agent.env,
+            input="",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 1
         assert "which model? give --model" in done.stderr

@@ -107,6 +107,11 @@ def test_check() -> None:
         (("--split",), "--split goes with --answer"),
         (("--ours",), "--ours goes with --check"),
         (("--check", "--answer"), "choose one of"),
+        (("--minimal", "--full"), "choose one form, not full and minimal"),
+        (("--as", "live", "--markdown"), "choose one form, not live and markdown"),
+        (("--markdown", "--answer"), "have no form; leave out markdown"),
+        (("--summary", "--minimal"), "have no form; leave out minimal"),
+        (("--summary", "yaml", "/dev/null"), "no form but json is known"),
         (("--output-lines", "many"), "neither a number of lines nor `all`"),
         (("--as", "song"), "song"),
     ],
@@ -115,6 +120,18 @@ def test_usage(words: tuple[str, ...], text: str) -> None:
     done = render(*words)
     assert done.returncode == 2
     assert text in done.stderr.decode()
+
+
+@pytest.mark.parametrize("words", [("--summary",), ("--full",), ("--answer",), ("--check", "--ours")])
+def test_what_cannot_be_written_is_not_blamed_on_what_is_read(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(stream("todo_list") + stream("command_left_running"))
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [COMMAND, "render", *words, str(path)], stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == ["Error: stdout: No space left on device"]
 
 
 def test_a_terminal_is_not_read_from() -> None:
@@ -295,15 +312,16 @@ def write_run(path: Path, commands: int, output: int) -> None:
         put(type="turn.completed", usage={"input_tokens": 1})
 
 
-def test_a_hundred_megabytes_in_constant_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "commands"), [("--full", 960), ("--minimal", 240), ("--summary", 240)])
+def test_a_long_run_in_constant_memory(tmp_path: Path, form: str, commands: int) -> None:
+    """A hundred megabytes in the form that shows most, a quarter of it in those that read the same way."""
     small, large = tmp_path / "small.jsonl", tmp_path / "large.jsonl"
     write_run(small, 20, MIB)
-    write_run(large, 960, MIB)
-    assert large.stat().st_size > 100 * MIB
-    for form in ("--full", "--minimal", "--summary"):
-        base, peak = peak_kib(form, str(small)), peak_kib(form, str(large))
-        # Shown by `pytest -s`: the measured peaks.
-        print(  # noqa: T201
-            f"{form}: {base} KiB for {small.stat().st_size} bytes, {peak} KiB for {large.stat().st_size}"
-        )
-        assert peak < base + 8 * 1024
+    write_run(large, commands, MIB)
+    assert large.stat().st_size > commands * MIB // 10
+    base, peak = peak_kib(form, str(small)), peak_kib(form, str(large))
+    # Shown by `pytest -s`: the measured peaks.
+    print(  # noqa: T201
+        f"{form}: {base} KiB for {small.stat().st_size} bytes, {peak} KiB for {large.stat().st_size}"
+    )
+    assert peak < base + 8 * 1024

@@ -71,10 +71,21 @@ def test_death_by_signal_and_what_cannot_start(where: list[str]) -> None:
 
 def test_a_timeout_kills(where: list[str]) -> None:
     marker = sleep_forever()
-    done = run(where, "--timeout", "0.5", "--", "sleep", marker)
+    done = run(where, "--timeout", "1.5", "--", "sleep", marker)
     assert done.returncode == 124
-    assert b"killed after 0.5s" in done.stderr
+    assert b"killed after 1.5s" in done.stderr
     gone(marker)
+
+
+def test_the_time_begins_before_the_connection() -> None:
+    with RunningServer() as stopped:
+        stopped.process.send_signal(signal.SIGSTOP)
+        try:
+            done = run(["--url", stopped.url], "--timeout", "0.5", "--", "true")
+        finally:
+            stopped.process.send_signal(signal.SIGCONT)
+    assert done.stderr == b"exec-server: 0.5s are over, and there is no connection\n"
+    assert done.returncode == 124
 
 
 def test_a_reader_that_leaves_ends_it(where: list[str]) -> None:

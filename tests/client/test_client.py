@@ -81,11 +81,11 @@ def test_input_goes_through_whole(run: Run) -> None:
 
 def test_large_output_loses_nothing(run: Run) -> None:
     async def scenario(client: Client) -> None:
-        process = await client.start(
-            ["sh", "-c", "i=0; while [ $i -lt 300000 ]; do echo $i; i=$((i+1)); done"]
-        )
+        # More small writes than a server keeps chunks, and then more bytes than it keeps.
+        small = "i=0; while [ $i -lt 60000 ]; do echo $i; i=$((i+1)); done"
+        process = await client.start(["sh", "-c", f"{small}; seq 60000 399999"])
         text = b"".join([chunk.data async for chunk in process.output()])
-        assert text.split() == [b"%d" % number for number in range(300000)]
+        assert text.split() == [b"%d" % number for number in range(400_000)]
 
     run(scenario)
 
@@ -473,17 +473,17 @@ def test_a_token_opens_the_door(tmp_path: Path) -> None:
 
 
 def test_messages_larger_than_a_frame(tmp_path: Path) -> None:
-    with RunningServer("--retain-output", "40000000") as server:
+    with RunningServer("--retain-output", "20000000") as server:
 
         async def main() -> None:
             async with exec_server.connect(server.url) as client:
-                process = await client.start(["sh", "-c", "wc -c; head -c 30000000 /dev/zero"], stdin=True)
-                await process.write(bytes(20_000_000))
+                process = await client.start(["sh", "-c", "wc -c; head -c 14000000 /dev/zero"], stdin=True)
+                await process.write(bytes(14_000_000))
                 await process.close_stdin()
                 assert (await process.wait()).exit_code == 0
                 snapshot = await process.snapshot()
-                assert snapshot.stdout == b"20000000\n" + bytes(30_000_000)
-                assert sum(len(chunk.data) for chunk in (await process.read()).chunks) == 30_000_009
+                assert snapshot.stdout == b"14000000\n" + bytes(14_000_000)
+                assert sum(len(chunk.data) for chunk in (await process.read()).chunks) == 14_000_009
 
         asyncio.run(main())
 

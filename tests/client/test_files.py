@@ -20,7 +20,7 @@ import pytest
 
 import exec_server
 from exec_server import Client, ConnectionLost, Unsupported
-from exec_server.client import transfers
+from exec_server.client import download, transfer, transfers, upload
 from exec_server.client.errors import (
     RemoteFileError,
     RemoteFileNotFound,
@@ -78,6 +78,39 @@ def place(tmp_path: Path) -> Path:
 
 
 # One behaviour, every transport --------------------------------------------------------------------
+
+
+def test_every_path_may_be_a_path_object(server: RunningServer, place: Path) -> None:
+    async def scenario(client: Client, files: Files) -> None:
+        tree, file = place / "tree", place / "tree" / "file"
+        await files.make_directory(tree)
+        await files.write(file, b"one\ntwo\n")
+        assert await files.write_stream(tree / "streamed", [b"x"]) == 1
+        assert await files.read(file) == b"one\ntwo\n"
+        assert (await files.read_range(file, 0, 3)).data == b"one"
+        assert b"".join([block async for block in files.stream(file)]) == b"one\ntwo\n"
+        assert (await files.metadata(file)).is_file
+        assert await files.exists(file)
+        assert [entry.name for entry in await files.list(tree)] == ["file", "streamed"]
+        assert len((await files.walk(tree)).entries) == 2
+        assert await files.canonicalize(file) == os.path.realpath(file)
+        assert (await files.glob(tree, "f*")).paths == [str(file)]
+        assert len((await files.search(tree, "two")).matches) == 1
+        await files.copy(file, tree / "copy")
+        await files.move(tree / "copy", tree / "moved")
+        await files.remove(tree / "moved")
+        async with files.watch(tree) as changes:
+            (tree / "news").touch()
+            assert str(tree / "news") in (await anext(aiter(changes))).paths
+        assert (await files.upload(tree, place / "up")).files == 3
+        assert (await files.download(place / "up", place / "down")).files == 3
+        waiting = await client.files.watch_missing([tree / "later"], present=file)
+        assert waiting is not None
+        with pytest.raises(FileNotFoundError) as caught:
+            await files.read(tree / "gone")
+        assert caught.value.filename == str(tree / "gone")
+
+    drive(server.url, scenario)
 
 
 def test_what_was_written_is_read(run: Run, place: Path) -> None:
@@ -425,7 +458,8 @@ def test_what_is_not_compared_is_not_hashed(
         def hexdigest(self) -> str:
             return self._real.hexdigest()
 
-    monkeypatch.setattr(transfers, "hashlib", SimpleNamespace(sha256=Counting))
+    for module in (transfer, upload, download):
+        monkeypatch.setattr(module, "hashlib", SimpleNamespace(sha256=Counting))
     content = os.urandom(size)
     (place / "source").write_bytes(content)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -116,11 +118,14 @@ def test_who_left_a_loop_and_waits_does_not_make_the_process_wait(run: Callable[
 
 def test_the_exit_is_there_before_children_have_let_go_of_the_pipe(run: Callable[[Scenario], None]) -> None:
     async def scenario(machine: Environment) -> None:
-        async with await machine.start(["sh", "-c", "sleep 600 & exit 3"]) as process:
+        async with await machine.start(["sh", "-c", "sleep 600 & echo $!; exit 3"]) as process:
+            child = int((await anext(process.output())).data)
             assert (await process.wait_exit()).exit_code == 3
             assert not process.ended
             with pytest.raises(TimeoutError, match=rf"process '{process.id}' did not end within 0.05s"):
                 await process.wait(0.05)
+            os.kill(child, signal.SIGKILL)  # in-process nobody else would, and everybody waits for it
+            assert (await process.wait()).exit_code == 3
         async with await machine.start(["sleep", "600"]) as process:
             with pytest.raises(TimeoutError, match="did not exit within 0s"):
                 await process.wait_exit(0)

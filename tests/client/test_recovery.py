@@ -180,3 +180,12 @@ def test_an_absence_that_was_too_long_is_named() -> None:
     text = failure_text("cut", "unknown session id x", 0.0, 30.0, 41.0)
     assert text.endswith("(away for 41s; the server keeps a session without a connection for 30s)")
     assert failure_text("cut", "unknown session id x", 0.0, 30.0, 12.0).endswith("unknown session id x")
+
+
+def test_a_silence_that_was_too_long_is_named() -> None:
+    text = failure_text("cut", "unknown session id x", 0.0, 30.0, 1.0, 41.0)
+    assert text.endswith(
+        "(nothing was heard of the server for 41s; it keeps a session without a connection for 30s)"
+    )
+    assert "away for 35s" in failure_text("cut", "unknown session id x", 0.0, 30.0, 35.0, 41.0)
+    assert failure_text("cut", "unknown session id x", 0.0, 30.0, 1.0, 29.0).endswith("unknown session id x")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import hashlib
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,62 +18,17 @@ import pytest
 import exec_server
 from exec_server import Closed, ConnectionLost, Exited, Failed, Output, ProcessFailed
 from exec_server.client import client, session
-from exec_server.client.client import CATCH_UP_BYTES, Client, ConnectOptions, State, connect
-from exec_server.client.errors import Recovering, SessionLost, TooManyCalls
+from exec_server.client.client import CATCH_UP_BYTES, State
+from exec_server.client.errors import Recovering, TooManyCalls
 from exec_server.client.rpc import MAX_CALLS
 from exec_server.environments.environment import Environment
-from exec_server.testing.faults import Cut, Delay, Duplicate, Faults, Hold, Refuse, Stall
+from exec_server.testing.faults import Cut, Delay, Duplicate, Faults, Hold, Refuse
 from exec_server.testing.still import StillLoop, until
 from exec_server.wire.handshake import InitializeParams
 from support.machine import gone, running, sleep_forever
-from support.scripted_server import ScriptedServer
-from support.server import COMMAND, RunningServer
+from support.server import RunningServer
+from support.session import COUNT, Drive, mentions, sent
 from support.wait import eventually_async
-
-Scenario = Callable[[Environment, Faults], Awaitable[None]]
-Drive = Callable[..., None]
-
-
-@pytest.fixture(params=["websocket", "unix"])
-def url(request: pytest.FixtureRequest, server: RunningServer, tmp_path: Path) -> Iterator[str]:
-    """A server whose sessions can be resumed."""
-    if request.param == "websocket":
-        yield server.url
-        return
-    with RunningServer("--detach-ttl", "5", listen=f"unix://{tmp_path}/sock") as running:
-        yield running.url
-
-
-@pytest.fixture
-def drive(server: RunningServer) -> Drive:
-    """Run a scenario with a machine, and with the faults between us and it."""
-
-    def go(scenario: Scenario, *plan: Any, url: str | None = None, **options: Any) -> None:
-        async def main() -> None:
-            faults = Faults(plan)
-            async with asyncio.timeout(40):
-                async with exec_server.connect(
-                    url or server.url, wrap_dialer=faults.wrap, **options
-                ) as machine:
-                    await scenario(machine, faults)
-
-        asyncio.run(main())
-
-    return go
-
-
-def sent(faults: Faults, method: str) -> list[dict[str, Any]]:
-    """The params of every request of that method, on all connections."""
-    messages = [json.loads(message) for message in faults.sent]
-    return [message["params"] for message in messages if message["method"] == method]
-
-
-def mentions(text: bytes) -> Callable[[bytes], bool]:
-    return lambda message: text in message
-
-
-COUNT = "i=0; while [ $i -lt {} ]; do i=$((i+1)); echo $i; sleep 0.002; done; exit 7"
-
 
 # What comes back ---------------------------------------------------------------------------------
 
@@ -148,6 +103,39 @@ def test_writes_made_at_the_same_time_keep_their_order(drive: Drive) -> None:
         assert text.split() == [b"%d" % number for number in range(100)]
 
     drive(scenario)
+
+
+def test_a_long_write_gets_through_piece_by_piece(drive: Drive) -> None:
+    """Connections that carry 900 KB each: all of it at once would never arrive."""
+
+    async def scenario(machine: Environment, faults: Faults) -> None:
+        process = await machine.start(["sha256sum"], stdin=True)
+        data = os.urandom(1024 * 1024)
+        faults.add(*(Cut("sent", at_byte=900_000) for _ in range(40)))
+        faults.cut()
+        work = [process.write(data), process.write(b"short"), process.write(data), process.close_stdin()]
+        await asyncio.gather(*work)
+        text = b"".join([chunk.data async for chunk in process.output()])
+        assert text.split()[0].decode() == hashlib.sha256(data + b"short" + data).hexdigest()
+        assert faults._plan, "all of them broke"
+
+    drive(scenario, Hold())
+
+
+def test_what_was_sent_is_sent_again_however_many_calls_there_are(drive: Drive) -> None:
+    async def scenario(machine: Environment, faults: Faults) -> None:
+        process = await machine.start(["cat"], stdin=True)
+        writes = [asyncio.ensure_future(process.write(b"%d\n" % number)) for number in range(MAX_CALLS)]
+        await eventually_async(lambda: machine.state is State.RECOVERING)
+        with pytest.raises(TooManyCalls):
+            await process.write(b"one more\n")
+        faults.allow()
+        await asyncio.gather(*writes)
+        await process.close_stdin()
+        text = b"".join([chunk.data async for chunk in process.output()])
+        assert text.split() == [b"%d" % number for number in range(MAX_CALLS)]
+
+    drive(scenario, Cut("received", 1, True, when=mentions(b'"accepted"')), Refuse(2**31))
 
 
 @pytest.mark.parametrize("arrived", [False, True])
@@ -239,7 +227,7 @@ def test_a_process_waits_for_a_client_that_is_away(drive: Drive, tmp_path: Path)
     """However fast it writes and however long that takes: what is not acknowledged is not thrown away."""
 
     async def scenario(machine: Environment, faults: Faults) -> None:
-        process = await machine.start(["sh", "-c", f"seq 6000000; touch {tmp_path}/done; sleep 600"])
+        process = await machine.start(["sh", "-c", f"seq 3500000; touch {tmp_path}/done; sleep 600"])
         output = process.output()
         parts = [(await anext(output)).data]
         faults.refuse()
@@ -247,11 +235,11 @@ def test_a_process_waits_for_a_client_that_is_away(drive: Drive, tmp_path: Path)
         await eventually_async(lambda: faults.refused >= 10, "a second without a connection")
         assert not (tmp_path / "done").exists()
         faults.allow()
-        while not parts[-1].endswith(b"\n6000000\n"):
+        while not parts[-1].endswith(b"\n3500000\n"):
             parts.append((await anext(output)).data)
             if len(parts) == 300:
                 faults.cut()
-        assert b"".join(parts).split() == [b"%d" % number for number in range(1, 6_000_001)]
+        assert b"".join(parts).split() == [b"%d" % number for number in range(1, 3_500_001)]
         await eventually_async((tmp_path / "done").exists)
 
     drive(scenario)
@@ -267,7 +255,7 @@ def test_a_slow_line_may_take_its_time(drive: Drive, tmp_path: Path, monkeypatch
         process = await machine.start(["sh", "-c", f"{script}; touch {tmp_path}/done; read x"], stdin=True)
         output = process.output()
         await anext(output)
-        faults.add(Cut("received", at=9), Delay(0.15))
+        faults.add(Cut("received", at=9), Delay(0.075))
         faults.refuse()
         faults.cut()
         (tmp_path / "go").touch()
@@ -284,6 +272,30 @@ def test_a_slow_line_may_take_its_time(drive: Drive, tmp_path: Path, monkeypatch
         assert len(after) > 20
         assert after == sorted(after)
         assert len(after) - len(set(after)) <= 1, "only what was on its way is asked for again"
+
+    drive(scenario, Hold(), recovery_timeout=3.0)
+
+
+def test_a_line_that_breaks_before_a_part_is_through_gets_ahead(drive: Drive, tmp_path: Path) -> None:
+    """Connections that carry 300 KB each: half a MiB at once would never arrive."""
+    size = 768 * 1024
+    script = f"echo ready; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; head -c {size} /dev/zero"
+
+    async def scenario(machine: Environment, faults: Faults) -> None:
+        process = await machine.start(["sh", "-c", f"{script}; touch {tmp_path}/done; read x"], stdin=True)
+        output = process.output()
+        await anext(output)
+        faults.add(*(Cut("received", at_byte=300_000) for _ in range(40)))
+        faults.refuse()
+        faults.cut()
+        (tmp_path / "go").touch()
+        await eventually_async((tmp_path / "done").exists)
+        faults.allow()
+        received = 0
+        while received < size:
+            received += len((await anext(output)).data)
+        assert 3 < faults.connections < 25, "every connection brings something, but for the first ones"
+        assert faults._plan, "all of them broke"
 
     drive(scenario, Hold(), recovery_timeout=3.0)
 
@@ -483,6 +495,50 @@ def test_leaving_ends_processes_also_over_a_bad_connection(server: RunningServer
     asyncio.run(main())
 
 
+def test_a_run_ends_in_time_whatever_the_server_says() -> None:
+    """One that is stopped answers neither to the start nor to the kill; what may run is ended later."""
+    marker = sleep_forever()
+
+    async def late(loop: StillLoop, work: Awaitable[Any]) -> exec_server.CommunicateTimeout:
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            loop.advance(0.5)
+            await asyncio.to_thread(time.sleep, 0.002)
+        with pytest.raises(exec_server.CommunicateTimeout) as caught:
+            await task
+        return caught.value
+
+    async def main(server: RunningServer) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, StillLoop)
+        async with exec_server.connect(server.url) as machine:
+            server.process.send_signal(signal.SIGSTOP)
+            try:
+                error = await late(loop, machine.run(["sleep", marker], timeout=2))
+                assert (str(error), error.output) == (
+                    "the server did not say within 2s that the process was started",
+                    None,
+                )
+                server.process.send_signal(signal.SIGCONT)
+                await machine.check()
+                await asyncio.to_thread(gone, marker)
+                running_it = asyncio.ensure_future(
+                    machine.run(["sh", "-c", f"echo x; sleep {marker}"], timeout=3)
+                )
+                await until(lambda: any(each.running for each in machine._processes.values()))
+                server.process.send_signal(signal.SIGSTOP)
+                began = loop.time()
+                error = await late(loop, running_it)
+                assert str(error) == "the process did not finish within 3s and was terminated"
+                assert loop.time() - began < 7
+            finally:
+                server.process.send_signal(signal.SIGCONT)
+            await asyncio.to_thread(gone, marker)
+
+    with RunningServer() as server, asyncio.Runner(loop_factory=StillLoop) as runner:
+        runner.run(main(server))
+
+
 def test_closing_does_not_wait_for_a_server_that_is_gone(server: RunningServer) -> None:
     """Five seconds are enough for a goodbye; what was started ends with the session."""
 
@@ -510,419 +566,3 @@ def test_closing_does_not_wait_for_a_server_that_is_gone(server: RunningServer) 
 
     with asyncio.Runner(loop_factory=StillLoop) as runner:
         runner.run(main())
-
-
-# What does not come back -------------------------------------------------------------------------
-
-
-def test_a_session_that_the_server_has_ended(drive: Drive) -> None:
-    """K8: one attempt, every handle fails, the text names both errors."""
-    with RunningServer("--detach-ttl", "0.05") as forgetful:
-
-        async def scenario(machine: Environment, faults: Faults) -> None:
-            processes = [await machine.start(["sleep", "60"]) for _ in range(3)]
-            reading = asyncio.ensure_future(processes[0].read(after_seq=9, wait=50))
-            faults.add(Refuse(3))
-            faults.cut()
-            for process in processes:
-                with pytest.raises(
-                    ProcessFailed,
-                    match="^exec-server transport disconnected: cut by a test; failed to resume exec-server"
-                    r" session: exec-server rejected request \(-32600\): unknown session id",
-                ):
-                    await process.wait()
-            assert [event async for event in processes[1].events()] == [Failed(str(machine.failure))]
-            result = await reading
-            assert (result.failure, result.closed) == (str(machine.failure), True)
-            with pytest.raises(SessionLost, match="unknown session id"):
-                await machine.start(["true"])
-            with pytest.raises(ConnectionLost):
-                await processes[0].write(b"x")
-            assert machine.state is State.FAILED
-            assert len(sent(faults, "initialize")) == 2
-            assert len(faults.attempted_at) == 5
-
-        drive(scenario, url=forgetful.url)
-
-
-def test_a_sleep_is_told_apart_from_a_blip(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RunningServer("--detach-ttl", "0.05") as forgetful:
-
-        async def scenario(machine: Environment, faults: Faults) -> None:
-            process = await machine.start(["sleep", "60"])
-            slept = session.asleep() + 3 * 3600
-            monkeypatch.setattr(session, "asleep", lambda: slept)
-            faults.add(Refuse(3))
-            faults.cut()
-            with pytest.raises(
-                ProcessFailed, match=r"this machine slept for 3h00min, longer than the 0\.05s"
-            ):
-                await process.wait()
-            assert isinstance(machine.failure, SessionLost)
-            assert 3 * 3600 - 60 < machine.failure.slept < 3 * 3600 + 60
-
-        drive(scenario, url=forgetful.url)
-
-
-def test_a_sleep_that_the_server_waited_for_is_nothing(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RunningServer("--detach-ttl", "7200") as patient:
-
-        async def scenario(machine: Environment, faults: Faults) -> None:
-            assert machine.info.limits["detachTtlMs"] == 7_200_000
-            process = await machine.start(["sh", "-c", COUNT.format(30)])
-            slept = session.asleep() + 3600
-            monkeypatch.setattr(session, "asleep", lambda: slept)
-            faults.cut()
-            done = await process.communicate()
-            assert done.stdout.split() == [b"%d" % number for number in range(1, 31)]
-
-        drive(scenario, url=patient.url)
-
-
-def test_a_server_that_stays_away(server: RunningServer) -> None:
-    """K10: after 25 seconds, which take no time here."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, StillLoop)
-        faults = Faults()
-        machine = await exec_server.connect(server.url, wrap_dialer=faults.wrap)
-        process = await machine.start(["sleep", "60"])
-        faults.refuse()
-        faults.cut()
-        await until(lambda: faults.refused == 1)
-        for attempt in range(2, 250):
-            loop.advance(0.1)
-            await until(lambda attempt=attempt: faults.refused == attempt, f"attempt {attempt}")
-        assert machine.state is State.RECOVERING
-        loop.advance(0.3)
-        await until(lambda: machine.state is State.FAILED)
-        with pytest.raises(
-            ProcessFailed,
-            match=r"session: recovery timed out after 25s \(last attempt: refused by a test\)"
-            r" \(away for 25s; the server keeps a session without a connection for 5s\)$",
-        ):
-            await process.wait()
-        await machine.close()
-
-    with asyncio.Runner(loop_factory=StillLoop) as runner:
-        runner.run(main())
-
-
-def test_a_server_that_does_not_answer_is_given_up(server: RunningServer) -> None:
-    """Every attempt is stalled in the handshake: its own time limit, then the next one, then the end."""
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, StillLoop)
-        faults = Faults([Hold(), Stall("received", 1), Stall("received", 1), Stall("received", 1)])
-        machine = await exec_server.connect(server.url, wrap_dialer=faults.wrap)
-        began = loop.time()
-        faults.cut()
-        while machine.state is not State.FAILED:
-            loop.advance(0.5)
-            await until(lambda: True)
-        assert loop.time() - began >= 25
-        assert faults.connections >= 3
-        assert "recovery timed out after 25s" in str(machine.failure)
-        await machine.close()
-
-    with asyncio.Runner(loop_factory=StillLoop) as runner:
-        runner.run(main())
-
-
-def test_recovery_can_be_switched_off(drive: Drive) -> None:
-    async def scenario(machine: Environment, faults: Faults) -> None:
-        process = await machine.start(["sleep", "60"])
-        faults.cut()
-        with pytest.raises(ProcessFailed, match=r"^exec-server transport disconnected: cut by a test$"):
-            await process.wait()
-        assert faults.connections == 1
-
-    drive(scenario, recovery_timeout=0)
-
-
-def test_a_restarted_server_knows_nothing_of_us() -> None:
-    async def main() -> None:
-        with RunningServer() as first:
-            machine = await exec_server.connect(first.url)
-            process = await machine.start(["sleep", "60"])
-            first.end(signal.SIGKILL)
-            address = first.url.removeprefix("ws://")
-        with RunningServer(listen=f"ws://{address}"):
-            with pytest.raises(ProcessFailed, match="unknown session id"):
-                await process.wait()
-            await machine.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("target", [[COMMAND, "--listen", "stdio"], "in-process:"])
-def test_where_there_is_no_way_back(target: Any) -> None:
-    """K15: a server that dies with its connection is not looked for."""
-
-    async def main() -> None:
-        faults = Faults()
-        async with exec_server.connect(target, wrap_dialer=faults.wrap) as machine:
-            process = await machine.start(["sleep", "60"])
-            faults.cut()
-            with pytest.raises(ProcessFailed, match=r"^exec-server transport disconnected: cut by a test$"):
-                await process.wait()
-            with pytest.raises(ConnectionLost):
-                await machine.start(["true"])
-            assert faults.connections == 1
-
-    asyncio.run(main())
-
-
-# What no real server says ------------------------------------------------------------------------
-
-
-def hello(server: ScriptedServer, params: dict[str, Any]) -> Any:
-    return {"sessionId": "s", "environmentInfo": {"cwd": "file:///"}}
-
-
-def scripted(answers: dict[str, Any], scenario: Callable[[Client, ScriptedServer], Awaitable[None]]) -> None:
-    async def main() -> None:
-        server = ScriptedServer({"initialize": hello, **answers})
-        client = Client(ConnectOptions(recovery_timeout=3))
-        await client.open(server.dial)
-        async with asyncio.timeout(20):
-            await scenario(client, server)
-        await client.close()
-
-    asyncio.run(main())
-
-
-def started(server: ScriptedServer, params: dict[str, Any]) -> Any:
-    return {"processId": params["processId"]}
-
-
-def test_a_request_from_the_server_is_refused_politely() -> None:
-    """K17."""
-
-    async def scenario(client: Client, server: ScriptedServer) -> None:
-        server.send({"id": "q", "method": "please/dance", "params": {}})
-        await eventually_async(lambda: any(message.get("id") == "q" for message in server.received))
-        answer = next(message for message in server.received if message.get("id") == "q")
-        assert answer["error"] == {
-            "code": -32601,
-            "message": "exec-server client does not implement `please/dance` yet",
-        }
-        assert client.connected
-
-    scripted({}, scenario)
-
-
-def test_a_burst_before_the_answer_to_a_resume() -> None:
-    """K18: a thousand notifications of a running process come first, and all are delivered."""
-    burst = 1000
-
-    def welcome(server: ScriptedServer, params: dict[str, Any]) -> Any:
-        if params.get("resumeSessionId") is not None:
-            for seq in range(2, burst + 2):
-                server.notify("process/output", processId="p", seq=seq, stream="stdout", chunk="eA==")
-        return hello(server, params)
-
-    def read(server: ScriptedServer, params: dict[str, Any]) -> Any:
-        assert params["afterSeq"] == 0
-        first = {"seq": 1, "stream": "stdout", "chunk": "eA=="}
-        return {
-            "chunks": [first],
-            "nextSeq": 2,
-            "exited": False,
-            "exitCode": None,
-            "closed": False,
-            "failure": None,
-            "sandboxDenied": False,
-        }
-
-    async def scenario(client: Client, server: ScriptedServer) -> None:
-        process = await client.start(["x"], process_id="p")
-        server.hang_up()
-        await eventually_async(lambda: process.last_seq == burst + 1)
-        events = process.events()
-        assert [event.seq for event in [await anext(events) for _ in range(burst + 1)]] == [  # type: ignore[union-attr]
-            *range(1, burst + 2)
-        ]
-        server.notify("process/exited", processId="p", seq=burst + 2, exitCode=0, sandboxDenied=False)
-        server.notify("process/closed", processId="p", seq=burst + 3)
-        assert (await process.wait()).exit_code == 0
-
-    scripted({"initialize": welcome, "process/start": started, "process/read": read}, scenario)
-
-
-def test_another_session_than_ours_is_the_end() -> None:
-    def stranger(server: ScriptedServer, params: dict[str, Any]) -> Any:
-        return {"sessionId": "s" if params.get("resumeSessionId") is None else "t", "environmentInfo": {}}
-
-    async def scenario(client: Client, server: ScriptedServer) -> None:
-        server.hang_up()
-        await eventually_async(lambda: client.state is State.FAILED)
-        assert "exec-server initialized an unexpected session t" in str(client.failure)
-
-    scripted({"initialize": stranger}, scenario)
-
-
-def test_an_unusable_notification_starts_a_recovery() -> None:
-    async def scenario(client: Client, server: ScriptedServer) -> None:
-        server.notify("process/output", processId="p", seq="one")
-        await eventually_async(lambda: len(server.sent("initialize")) == 2)
-        await eventually_async(lambda: client.connected)
-
-    scripted({}, scenario)
-
-
-def test_a_server_that_talks_nonsense_does_not_keep_us_busy() -> None:
-    """Every connection breaks as soon as it is made; there is a pause between any two."""
-
-    def babble(server: ScriptedServer, params: dict[str, Any]) -> Any:
-        if params.get("resumeSessionId") is not None:
-            asyncio.get_running_loop().call_later(
-                0.001, lambda: server.notify("process/output", processId="p", seq="one")
-            )
-        return hello(server, params)
-
-    async def scenario(client: Client, server: ScriptedServer) -> None:
-        loop = asyncio.get_running_loop()
-        server.hang_up()
-        await eventually_async(lambda: len(server.sent("initialize")) == 2)
-        began = loop.time()
-        await eventually_async(lambda: len(server.sent("initialize")) >= 6)
-        assert loop.time() - began > 0.35
-
-    scripted({"initialize": babble}, scenario)
-
-
-def test_an_exit_without_a_verdict_is_asked_for_once() -> None:
-    """K20: `exited` without `sandboxDenied` costs one `process/read`."""
-
-    def read(server: ScriptedServer, params: dict[str, Any]) -> Any:
-        assert (params["maxBytes"], params["waitMs"]) == (None, 0)
-        return {
-            "chunks": [],
-            "nextSeq": 3,
-            "exited": True,
-            "exitCode": 1,
-            "closed": True,
-            "failure": None,
-            "sandboxDenied": True,
-        }
-
-    async def scenario(client: Client, server: ScriptedServer) -> None:
-        process = await client.start(["x"], process_id="p")
-        server.notify("process/exited", processId="p", seq=1, exitCode=1)
-        server.notify("process/closed", processId="p", seq=2)
-        status = await process.wait()
-        assert (status.exit_code, status.sandbox_denied) == (1, True)
-        assert len(server.sent("process/read")) == 1
-
-    scripted({"process/start": started, "process/read": read}, scenario)
-
-
-# Files -------------------------------------------------------------------------------------------
-
-
-def test_a_watch_is_set_up_again(drive: Drive, tmp_path: Path) -> None:
-    async def scenario(machine: Environment, faults: Faults) -> None:
-        async with machine.files.watch(str(tmp_path)) as changes:
-            faults.refuse()
-            faults.cut()
-            (tmp_path / "unseen").touch()
-            await eventually_async(lambda: faults.refused)
-            faults.allow()
-            change = await anext(changes)
-            assert (change.paths, change.overflowed) == ([str(tmp_path)], True)
-            (tmp_path / "seen").touch()
-            while str(tmp_path / "seen") not in change.paths:
-                change = await anext(changes)
-            assert not change.overflowed
-
-    drive(scenario)
-
-
-def test_a_watch_ends_when_there_is_no_way_back(drive: Drive, tmp_path: Path) -> None:
-    with RunningServer("--detach-ttl", "0.05") as forgetful:
-
-        async def scenario(machine: Environment, faults: Faults) -> None:
-            async with machine.files.watch(str(tmp_path)) as changes:
-                missing = await machine.files.watch_missing([f"{tmp_path}/not-there"])
-                assert missing is not None
-                faults.add(Refuse(3))
-                faults.cut()
-                with pytest.raises(ConnectionLost, match="unknown session id"):
-                    await anext(changes)
-                with pytest.raises(ConnectionLost, match="unknown session id"):
-                    await missing
-
-        drive(scenario, url=forgetful.url)
-
-
-def test_who_waits_for_a_file_looks_again(drive: Drive, tmp_path: Path) -> None:
-    async def scenario(machine: Environment, faults: Faults) -> None:
-        missing = await machine.files.watch_missing([f"{tmp_path}/not-there"])
-        assert missing is not None
-        faults.cut()
-        await missing
-
-    drive(scenario)
-
-
-def test_an_open_file_goes_with_its_connection(drive: Drive, tmp_path: Path) -> None:
-    """A stream that was interrupted says so; one that is written is never taken for whole."""
-    large = tmp_path / "large"
-    large.write_bytes(bytes(12_000_000))
-    target = tmp_path / "target"
-    target.write_bytes(b"old")
-
-    async def scenario(machine: Environment, faults: Faults) -> None:
-        blocks = machine.files.stream(str(large))
-        await anext(blocks)
-        faults.cut()
-        await eventually_async(lambda: faults.connections == 2 and machine.connected)
-        with pytest.raises(ConnectionLost):
-            async for _ in blocks:
-                pass
-
-        async def content() -> Any:
-            yield b"new content"
-            faults.cut()
-            await eventually_async(lambda: faults.connections == 3 and machine.connected)
-
-        with pytest.raises(ConnectionLost, match="was open on a connection that is gone"):
-            await machine.files.write_stream(str(target), content())
-        assert await machine.files.read(str(large)) == bytes(12_000_000)
-
-    drive(scenario)
-
-
-def test_no_room_left_to_clean_up() -> None:
-    """What nobody can hear the failure of ends the connection, which ends what was to be cleaned up."""
-
-    async def main() -> None:
-        server = ScriptedServer(
-            {
-                "initialize": lambda _, __: {"sessionId": "s", "environmentInfo": {}},
-                "process/start": lambda _, __: None,
-            }
-        )
-        client = await connect(server.dial)
-        held = [asyncio.ensure_future(client.call("slow", None, Any)) for _ in range(MAX_CALLS - 1)]
-        start = asyncio.ensure_future(client.start(["true"], process_id="p"))
-        await eventually_async(lambda: server.sent("process/start"), "every place taken")
-        client.tell("fs/close", {"handleId": "first"})
-        await eventually_async(lambda: server.sent("fs/close"), "the one place that is kept for it")
-        with pytest.raises(TooManyCalls):  # whoever can hear it is told, and nothing else happens
-            await client.call("process/terminate", {"processId": "x"}, Any)
-        assert client.losses == 0
-        client.tell("fs/close", {"handleId": "second"})
-        lost = await asyncio.gather(*held, start, return_exceptions=True)
-        assert client.losses == 1
-        assert {str(error) for error in lost} == {
-            "exec-server transport disconnected: too many calls are pending to clean up with `fs/close`"
-        }
-        await eventually_async(lambda: client.connected, "the session going on")
-        assert server.sent("process/terminate") == [{"processId": "p"}], "the start is undone"
-        server.hang_up()
-
-    asyncio.run(main())

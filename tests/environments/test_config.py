@@ -126,7 +126,14 @@ def test_the_relay_variables_come_first_and_together(tmp_path: Path) -> None:
     assert "secret-token" not in repr(found)
     for name in variables:
         some = {**variables, name: " "}
-        assert load(str(tmp_path), some).ids() == ["local", "box"], "as the reference: all or nothing"
+        with pytest.raises(ConfigurationError) as caught:
+            load(str(tmp_path), some)
+        assert str(caught.value) == (
+            "environment registry configuration error: Noise environment requires"
+            " CODEX_EXEC_SERVER_NOISE_REGISTRY_URL, CODEX_EXEC_SERVER_NOISE_ENVIRONMENT_ID,"
+            " and CODEX_EXEC_SERVER_NOISE_AUTH_TOKEN"
+        )
+    assert load(str(tmp_path), dict.fromkeys(variables, " ")).ids() == ["local", "box"]
 
 
 def test_the_home_directory(tmp_path: Path) -> None:
@@ -140,6 +147,15 @@ def test_the_home_directory(tmp_path: Path) -> None:
 
 
 # The file ----------------------------------------------------------------------------------------
+
+
+def test_a_mark_of_the_byte_order_says_nothing(tmp_path: Path) -> None:
+    """Editors of another operating system put one there, and the reference reads it."""
+    (tmp_path / "environments.toml").write_bytes(b'\xef\xbb\xbfdefault = "none"\n')
+    assert load(str(tmp_path), {}).default is None
+    (tmp_path / "environments.toml").unlink()
+    (tmp_path / "config.toml").write_bytes(b'\xef\xbb\xbf[exec_server]\nurl = "none"\n')
+    assert not load(str(tmp_path), {}).include_local
 
 
 def test_c5_an_empty_file_is_this_machine() -> None:
@@ -273,6 +289,18 @@ WRONG = [
     (entry(id='"a"', url='" "'), "environment url cannot be empty"),
     (entry(id='"a"', url='"http://h"'), "environment url `http://h` must use ws:// or wss://"),
     (entry(id='"a"', url='"WS://h"'), "environment url `WS://h` must use ws:// or wss://"),
+    (
+        entry(id='"a"', url='"relay+https://r/e"'),
+        "environment `a` url of a relay requires auth_bearer_token",
+    ),
+    (
+        entry(id='"a"', url='"relay+https://r/"', auth_bearer_token='"t"'),
+        "environment url `relay+https://r/` is invalid: it names no environment",
+    ),
+    (
+        entry(id='"a"', url='"relay+http://far.example/e"', auth_bearer_token='"t"'),
+        "exec-server WebSocket headers require wss:// or a loopback destination",
+    ),
     (entry(id='"a"', program='" "'), "environment `a` program cannot be empty"),
     (BOX + BOX, "environment id `box` is duplicated"),
     ('default = " "', "default environment id cannot be empty"),

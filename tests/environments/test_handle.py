@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from exec_server.client.client import ConnectOptions
-from exec_server.client.errors import ExecServerError, ProtocolError
+from exec_server.client.errors import ConnectionLost, ExecServerError, ProtocolError
 from exec_server.environments.connect import IN_PROCESS, connect
 from exec_server.environments.environment import Environment
 from exec_server.environments.handle import Handle, HandleClosed, ObservedStatus
@@ -61,7 +62,8 @@ def test_a_thousand_waiters_share_one_attempt() -> None:
         assert handle.readiness() is None
         assert await handle.status() == ObservedStatus("pending")
         await gate.open()
-        assert set(await asyncio.gather(*waiters)) == {gate.opened[0]}
+        (machine,) = set(await asyncio.gather(*waiters))
+        assert machine.session_id == gate.opened[0].session_id
         assert handle.readiness() == "ready"
         assert handle.startup_finished()
         assert await handle.status() == ObservedStatus("ready")
@@ -115,7 +117,7 @@ def test_a_failure_that_may_pass_is_tried_again_by_the_next_who_asks() -> None:
         waiter = asyncio.ensure_future(handle.environment())
         await settle()
         await gate.open()
-        assert await waiter is gate.opened[0]
+        assert (await waiter).session_id == gate.opened[0].session_id
         assert (handle.readiness(), handle.error) == ("ready", None)
         await handle.close()
 
@@ -184,7 +186,7 @@ def test_a_handle_that_somebody_waits_for_is_held() -> None:
         await settle()
         gc.collect()
         await gate.open()
-        assert await waiter is gate.opened[0]
+        assert (await waiter).session_id == gate.opened[0].session_id
 
     run(scenario)
 
@@ -201,6 +203,38 @@ def test_a_connection_that_nobody_holds_is_closed() -> None:
         del handle
         gc.collect()
         await eventually_async(lambda: not environment.connected, "the connection to be closed")
+
+    run(scenario)
+
+
+def test_who_holds_the_machine_or_a_running_process_holds_the_handle() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        handle = Handle("worker", gate)
+        handle.start()
+        await settle()
+        await gate.open()
+        (opened,) = gate.opened
+        machine = await handle.environment()
+        assert await handle.environment() is machine
+        assert handle.environment_now() is machine
+        process = await machine.start(["cat"], stdin=True)
+        files = machine.files
+        gone = weakref.ref(handle)
+        del handle
+        gc.collect()
+        await settle()
+        await process.write(b"still ")
+        del machine
+        gc.collect()
+        await settle()
+        assert (await process.communicate(b"here")).stdout == b"still here"
+        assert await files.exists("/")
+        del process
+        await eventually_async(lambda: (gc.collect(), gone() is None)[1], "the handle to be dropped")
+        await eventually_async(lambda: not opened.connected, "the connection to be closed")
+        with pytest.raises(ConnectionLost, match="replaced by environment/add, or dropped"):
+            await files.exists("/")
 
     run(scenario)
 

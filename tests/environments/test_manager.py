@@ -26,9 +26,11 @@ from exec_server.environments.config import (
     WebsocketTransport,
     parse,
 )
+from exec_server.environments.environment import HeldEnvironment
 from exec_server.environments.handle import Handle, ObservedStatus
 from exec_server.environments.manager import EnvironmentManager
 from exec_server.environments.readiness import Readiness
+from support.machine import gone, running, sleep_forever
 from support.openers import Gate, settle
 from support.server import COMMAND, RunningServer
 from support.wait import eventually_async
@@ -256,13 +258,42 @@ def test_a_program_that_is_no_server() -> None:
     async def scenario() -> None:
         wrong = CommandTransport(program="sh", args=("-c", "exit 3"))
         async with EnvironmentManager(configured(("box", wrong))) as manager:
-            with pytest.raises(ExecServerError, match="ended before it answered") as caught:
+            with pytest.raises(
+                ExecServerError, match=r"ended before it answered.*ended with status 3"
+            ) as caught:
                 await manager.handles["box"].environment()
             with pytest.raises(ExecServerError) as again:
                 await manager.handles["box"].environment()
             assert again.value is caught.value
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        (
+            "echo oops >&2; echo hello; sleep {}",
+            r"does not speak the protocol.* is not a message.*said: oops",
+        ),
+        ("sleep {}", "timed out waiting for exec-server initialize handshake after 0.5s"),
+    ],
+)
+def test_who_waits_for_a_program_is_told_before_it_has_ended(script: str, text: str) -> None:
+    marker = sleep_forever()
+
+    async def scenario() -> None:
+        wrong = CommandTransport(
+            program="sh", args=("-c", f"{script.format(marker)}; true"), initialize_timeout=0.5
+        )
+        async with EnvironmentManager(configured(("box", wrong))) as manager:
+            with pytest.raises((ExecServerError, TimeoutError), match=text) as caught:
+                await manager.handles["box"].environment()
+            assert "ended" not in str(caught.value)
+            assert running(marker)
+
+    run(scenario)
+    gone(marker)
 
 
 def test_c18_who_accepts_but_does_not_answer_is_given_up_in_time() -> None:
@@ -327,6 +358,27 @@ def test_through_a_relay(tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_through_a_relay_as_the_file_says_it(tmp_path: Path) -> None:
+    from exec_server import Environment
+    from relay.stage import KEY, stage
+
+    async def scenario() -> None:
+        async with stage(tmp_path) as relay:
+            relay.start_environment()
+            await relay.connected.wait()
+            url = f"relay+{relay.harness_wire.url}/env-1"
+            text = f'[[environments]]\nid = "far"\nurl = "{url}"\nauth_bearer_token = "{KEY}"\n'
+            async with EnvironmentManager(parse(text)) as manager:
+                machine = await manager.handles["far"].environment()
+                assert (await machine.run(["echo", "far away"])).stdout == b"far away\n"
+            async with Environment.connect(url, token=KEY) as machine:
+                assert (await machine.run(["echo", "and again"])).stdout == b"and again\n"
+            with pytest.raises(ExecServerError, match="EXEC_SERVER_TOKEN_FILE"):
+                await Environment.connect(url)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(("url", "token"), [("nonsense", "key"), ("http://127.0.0.1:1", "two\nlines")])
 def test_a_relay_that_cannot_be(url: str, token: str) -> None:
     async def scenario() -> None:
@@ -378,6 +430,17 @@ def test_what_cannot_be_added(name: str, url: str, message: str) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), True, "5"])
+def test_a_time_that_is_none_is_refused(wrong: object) -> None:
+    async def scenario() -> None:
+        async with EnvironmentManager(Configuration(default=None, include_local=False)) as manager:
+            with pytest.raises((TypeError, ValueError), match="connect_timeout is a number of seconds"):
+                manager.upsert_environment("a", "ws://127.0.0.1:1", wrong)  # type: ignore[arg-type]
+            assert not manager.handles
+
+    run(scenario)
+
+
 def test_c16_adding_twice_makes_two_handles(server: RunningServer) -> None:
     async def scenario() -> None:
         async with EnvironmentManager() as manager:
@@ -417,16 +480,22 @@ def test_replaced_handles_leave_nothing_behind(server: RunningServer) -> None:
     async def scenario() -> None:
         async with EnvironmentManager(Configuration(default=None, include_local=False)) as manager:
             handles: list[weakref.ref[Handle]] = []
-            machines = []
+            machines: list[HeldEnvironment] = []
             for _ in range(50):
                 handle = manager.upsert_environment("a", server.url)
                 handles.append(weakref.ref(handle))
-                machines.append(await handle.environment())
-                del handle
+                machine = await handle.environment()
+                assert isinstance(machine, HeldEnvironment)
+                machines.append(machine)
+                del handle, machine
+            gc.collect()
+            assert all(handle() is not None for handle in handles), "who holds the machine holds the handle"
+            assert all(machine.connected for machine in machines)
+            connections = [machine.stands_for for machine in machines[:-1]]
+            del machines[:-1]
             gc.collect()
             assert [handle() is not None for handle in handles] == [False] * 49 + [True]
-            replaced = machines[:-1]
-            await eventually_async(lambda: not any(machine.connected for machine in replaced), "their end")
+            await eventually_async(lambda: not any(each.connected for each in connections), "their end")
             assert machines[-1].connected
 
     run(scenario)

@@ -79,7 +79,18 @@ def test_what_is_no_selection_is_refused(value: object) -> None:
         SelectedRoot.from_json(value)
 
 
-@given(st.text(), st.text(), st.text(alphabet=st.characters(exclude_characters="\0"), max_size=20))
+@pytest.mark.parametrize("wrong", [("", "e", "/x"), ("r", " ", "/x"), ("r", "e", "")])
+def test_a_selection_names_what_it_is(wrong: tuple[str, str, str]) -> None:
+    with pytest.raises(BadRoot, match="cannot be empty"):
+        SelectedRoot.select(*wrong)
+    with pytest.raises(TypeError, match="is text, not NoneType"):
+        SelectedRoot.select("r", None, "/x")  # type: ignore[arg-type]
+
+
+NAMES = st.text(min_size=1).filter(lambda text: bool(text.strip()))
+
+
+@given(NAMES, NAMES, st.text(alphabet=st.characters(exclude_characters="\0"), max_size=20))
 def test_every_selection_survives(root_id: str, environment_id: str, name: str) -> None:
     selected = SelectedRoot.select(root_id, environment_id, "/" + name.encode("utf-8", "replace").decode())
     assert SelectedRoot.from_json(selected.to_json()) == selected

@@ -144,7 +144,9 @@ def test_commands(text: str, shown: str) -> None:
         (128, {}, "exit 128"),
         (137, {}, "exit 137 (signal 9)"),
         (193, {}, "exit 193"),
-        (-1, {}, "not started"),
+        (-1, {"output": "Failed to create unified exec process: No such file"}, "not started"),
+        (-1, {"output": "half of it\nthe connection was lost"}, "lost, no exit code"),
+        (-1, {}, "lost, no exit code"),
         (None, {"status": "declined"}, "declined"),
         (None, {"status": "failed"}, "failed"),
         (None, {"status": "odd"}, "odd"),
@@ -261,6 +263,21 @@ def test_markdown_cannot_be_left() -> None:
     evil = event("completed", "mcp_tool_call", server="s", tool="t", status="failed", arguments=None,
                  error={"message": "<script> [x](y) # z"})  # fmt: skip
     assert lines(evil, form=Markdown)[0] == "- tool s/t: failed: \\<script\\> \\[x\\](y) \\# z"
+    heading = event("completed", "error", message="title\n===\n1. one\n- two")
+    assert lines(heading, form=Markdown) == [
+        *("- warning: title\\", "  \\===\\", "  1\\. one\\", "  \\- two", "")
+    ]
+
+
+def test_the_models_words_in_markdown_stay_its_own() -> None:
+    words = "<img src=x> ![p](http://evil/x.png)\n```\nunclosed"
+    said = event("completed", "agent_message", text=words)
+    shown = lines(THREAD, TURN, said, DONE, form=Markdown)
+    quoted = ["> &lt;img src=x> !\\[p](http://evil/x.png)", "> ```", "> unclosed", ""]
+    assert shown[2:8] == ["## Answer", "", *quoted]
+    assert shown[8].startswith("**done**")
+    other = event("completed", "agent_message", "item_1", text="b")
+    assert lines(THREAD, TURN, said, other, form=Markdown)[2:6] == quoted
 
 
 def test_an_answer_that_is_json() -> None:

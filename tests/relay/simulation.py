@@ -17,7 +17,13 @@ from itertools import count
 
 from exec_server.relay.frame import MAX_FRAME_BYTES, Ack, Data, Frame, decode
 from exec_server.relay.noise import Opener, Sealer
-from exec_server.relay.stream import REORDER_BYTES, REORDER_DISTANCE, Stream, StreamFailed
+from exec_server.relay.stream import (
+    REORDER_BYTES,
+    REORDER_DISTANCE,
+    WIDE_REORDER_BYTES,
+    Stream,
+    StreamFailed,
+)
 
 __all__ = ["Conditions", "Outcome", "Simulation", "random_conditions"]
 
@@ -31,6 +37,7 @@ class Conditions:
 
     seed: int = 0
     acked: bool = True
+    wide: bool = False
     loss: float = 0.0
     doubling: float = 0.0
     delay: tuple[float, float] = (0.001, 0.02)
@@ -77,9 +84,12 @@ class Simulation:
         self.now = 0.0
         self.frames = 0
         keys = self._random.randbytes(32), self._random.randbytes(32)
-        acked = conditions.acked
-        self.a = _End("a", Stream("s", Sealer(keys[0]), Opener(keys[1]), acked=acked, now=0.0))
-        self.b = _End("b", Stream("s", Sealer(keys[1]), Opener(keys[0]), acked=acked, now=0.0))
+
+        def end(name: str, mine: bytes, theirs: bytes) -> _End:
+            acked, wide = conditions.acked, conditions.wide
+            return _End(name, Stream("s", Sealer(mine), Opener(theirs), acked=acked, now=0.0, wide=wide))
+
+        self.a, self.b = end("a", *keys), end("b", *reversed(keys))
         self.sealed: dict[tuple[str, int], bytes] = {}
 
     def run(self, limit: float = 3600.0) -> Outcome:
@@ -231,7 +241,8 @@ class Simulation:
                 self._take(end)
                 # The bounds of the reference's receiver, and so of ours.
                 assert len(end.stream._held) <= REORDER_DISTANCE + 1
-                assert end.stream._held_bytes <= REORDER_BYTES
+                most = WIDE_REORDER_BYTES if self.conditions.wide else REORDER_BYTES
+                assert end.stream._held_bytes <= most
             except StreamFailed as error:
                 self._fail(end, str(error))
             self._pump(end)
@@ -263,6 +274,7 @@ def random_conditions(seed: int) -> Conditions:
         cuts=cuts,
         messages=(messages(), messages()),
         spacing=rng.choice((0.0, 0.01, 0.2)),
+        wide=rng.random() < 0.5,
     )
 
 

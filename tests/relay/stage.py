@@ -39,6 +39,11 @@ class Wire:
         self.target = target
         self.url = ""
         self.refusing = False
+        self.delay = 0.0
+        """Seconds that each piece takes."""
+        self.flowing = asyncio.Event()
+        """Cleared, nothing is taken from either end."""
+        self.flowing.set()
         self.connections = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -88,6 +93,9 @@ class Wire:
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             while data := await reader.read(65536):
+                await self.flowing.wait()
+                if self.delay:
+                    await asyncio.sleep(self.delay)
                 writer.write(data)
                 await writer.drain()
         writer.transport.abort()
@@ -143,9 +151,9 @@ class Stage:
         registry = Registry(self.harness_wire.url, "env-1", Bearer(key))
         return Harness(registry, self.harness_identity, acks=acks)
 
-    async def client(self, *, acks: bool = True) -> Client:
+    async def client(self, *, acks: bool = True, key: str = KEY) -> Client:
         client = Client(ConnectOptions())
-        await client.open(self.harness(acks=acks).connect)
+        await client.open(self.harness(acks=acks, key=key).connect)
         return client
 
     async def close(self) -> None:

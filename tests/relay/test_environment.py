@@ -145,6 +145,50 @@ def test_a_newer_machine_takes_the_place_and_the_older_gives_it_up(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("impatient")
+def test_of_two_with_the_same_key_one_gives_up_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], fresh_log: None
+) -> None:
+    """On two machines, say, where no lock keeps them apart."""
+
+    async def scenario(stage: Stage) -> None:
+        first = stage.start_environment(Remembering)
+        await stage.connected.wait()
+        second = stage.start_environment(Remembering)
+        done, _ = await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(RegistrationFailed, match=r"with the same key file.*key of its own"):
+            await done.pop()
+        assert not (first.done() and second.done())
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+    play(tmp_path, scenario)
+    assert "another process has connected as this environment" in capfd.readouterr().err
+
+
+def test_while_streams_wait_the_next_attempt_is_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept for 30 s, which one wait of 30 s would use up."""
+    monkeypatch.setattr(module, "FIRST_DELAY", 0.02)
+    monkeypatch.setattr(module, "KEPT_DELAY", 0.05)
+    monkeypatch.setattr(module, "MAX_DELAY", 1000.0)
+
+    async def scenario(stage: Stage) -> None:
+        stage.start_environment()
+        await stage.connected.wait()
+        client = await stage.client()
+        wire = stage.environment_wire
+        wire.refusing = True
+        before = wire.connections
+        wire.cut()
+        # Doubling without end, the fifteenth would come after minutes.
+        await eventually_async(lambda: wire.connections >= before + 15, "many attempts")
+        wire.refusing = False
+        assert (await client.run(["echo", "hi"])).stdout == b"hi\n"
+        await client.close()
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_registration_outlives_the_rendezvous(tmp_path: Path) -> None:
     async def scenario(stage: Stage) -> None:
         stage.start_environment(Remembering)

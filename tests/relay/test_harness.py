@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from exec_server.relay import harness as module
+from exec_server.relay import streams as streams_module
 from exec_server.relay.frame import Data, Frame, Handshake, Reset, decode, encode
 from exec_server.relay.harness import dialer, parse_url
 from exec_server.relay.keys import Identity
@@ -17,7 +18,7 @@ from exec_server.relay.registry import Bundle, Registry
 from exec_server.transport.websocket import ConnectFailed
 from support.wait import eventually_async
 
-from .stage import KEY, Stage, stage
+from .stage import KEY, Stage, add_key, stage
 from .support import Remembering
 
 Scenario = Callable[[Stage], Awaitable[None]]
@@ -307,7 +308,7 @@ def test_a_pinned_environment_and_trusted_harnesses(tmp_path: Path) -> None:
         stage.start_environment(Remembering, trusted=lambda: frozenset(trusted))
         await stage.connected.wait()
         registry = stage.harness().registry
-        with pytest.raises(ConnectFailed, match="refused the stream"):
+        with pytest.raises(ConnectFailed, match="not among its --trusted-harnesses"):
             await module.Harness(registry, stage.harness_identity).connect(Remembering())
         trusted.add(stage.harness_identity.public.fingerprint)
         right = stage.identity.public.fingerprint
@@ -317,6 +318,40 @@ def test_a_pinned_environment_and_trusted_harnesses(tmp_path: Path) -> None:
             await module.Harness(registry, stage.harness_identity, pin="0" * 64).connect(Remembering())
 
     play(tmp_path, scenario)
+
+
+def test_a_pause_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's handshakes have failed, and the environment takes none for a while."""
+    monkeypatch.setattr(streams_module, "PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(module, "retry_delay", lambda attempt: 0.1)
+
+    async def scenario(stage: Stage) -> None:
+        stage.start_environment(Remembering)
+        await stage.connected.wait()
+        for name in "ab":
+            await add_key(tmp_path, f"esk_other-{name}", tenant="t")
+            registry = stage.harness(key=f"esk_other-{name}").registry
+            bad = Bad(registry, Identity.generate())
+            for _ in range(4):
+                with pytest.raises(ConnectFailed, match="no reason was given"):
+                    await bad.connect(Remembering())
+        started = asyncio.get_running_loop().time()
+        channel = await stage.harness().connect(Remembering())
+        assert asyncio.get_running_loop().time() - started > 0.5
+        channel.abort()
+        # Whoever caused it is kept out for longer, and hears why.
+        monkeypatch.setattr(module, "RETRY_SECONDS", 1.0)
+        with pytest.raises(ConnectFailed, match="too many handshakes"):
+            await bad.connect(Remembering())
+
+    play(tmp_path, scenario)
+
+
+class Bad(module.Harness):
+    """One whose authorizations nobody vouches for."""
+
+    async def ask(self, timeout: float) -> Bundle:
+        return with_parts(await super().ask(timeout), authorization="made up")
 
 
 def test_a_harness_with_a_key_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

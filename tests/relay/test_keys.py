@@ -16,7 +16,9 @@ from exec_server.relay.keys import (
     Identity,
     KeyFileError,
     PublicKey,
+    load,
     load_or_create,
+    lock,
     rotate,
 )
 
@@ -67,12 +69,37 @@ def test_a_file_that_is_no_key_is_refused_and_kept(tmp_path: Path, content: byte
     assert path.read_bytes() == content
 
 
-def test_links_and_directories_are_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    for name in ("link", "."):
-        with pytest.raises(KeyFileError):
-            load_or_create(str(tmp_path / name))
-    assert not (tmp_path / "elsewhere").exists()
+def test_what_a_link_leads_to_counts(tmp_path: Path) -> None:
+    """Secrets that are mounted into containers are links."""
+    made = load_or_create(str(tmp_path / "elsewhere"))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    assert load(str(link)).public == made.public
+    rotated = rotate(str(link))
+    assert link.is_symlink()
+    assert load(str(tmp_path / "elsewhere")).public == rotated.public != made.public
+    (tmp_path / "elsewhere").chmod(0o640)
+    with pytest.raises(KeyFileError, match="others can read"):
+        load(str(link))
+    with pytest.raises(KeyFileError, match="not a regular file"):
+        load_or_create(str(tmp_path))
+
+
+def test_nothing_is_made_where_somebody_only_looks_or_rotates(tmp_path: Path) -> None:
+    for act in (load, rotate, lock):
+        with pytest.raises(KeyFileError, match=r"missing\.key"):
+            act(str(tmp_path / "missing.key"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_at_a_time_serves_with_a_key(tmp_path: Path) -> None:
+    path = str(tmp_path / "key")
+    load_or_create(path)
+    held = lock(path)
+    with pytest.raises(KeyFileError, match=rf"another environment .* \(process {os.getpid()}\)"):
+        lock(path)
+    os.close(held)
+    os.close(lock(path))
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

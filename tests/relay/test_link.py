@@ -25,8 +25,8 @@ class Owner:
         self.texts = 0
         self.closed: str | None = None
 
-    def frame_arrived(self, message: bytes) -> None:
-        self.frames.append(message)
+    def frame_arrived(self, message: bytes | memoryview) -> None:
+        self.frames.append(bytes(message))
 
     def text_arrived(self) -> None:
         self.texts += 1
@@ -162,10 +162,17 @@ def test_upgrades_that_fail() -> None:
                 await open_link(f"{url}?sig=secret", Owner())
             assert caught.value.status == 409
             assert "secret" not in str(caught.value)
-        for bad in ("ws://127.0.0.1:9/", "nonsense", "http://127.0.0.1:9/", ""):
+
+        async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.transport.abort()
+
+        silent = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        cut = f"ws://127.0.0.1:{silent.sockets[0].getsockname()[1]}/"
+        for bad in (cut, "ws://127.0.0.1:9/", "nonsense", "http://127.0.0.1:9/", ""):
             with pytest.raises(UpgradeFailed) as caught:
                 await open_link(bad, Owner())
             assert caught.value.status is None
+        silent.close()
 
     run(main)
 
@@ -194,7 +201,7 @@ def test_a_paused_link_keeps_what_one_read_brought() -> None:
         await socket.wait_closed()
 
     class Pausing(Owner):
-        def frame_arrived(self, message: bytes) -> None:
+        def frame_arrived(self, message: bytes | memoryview) -> None:
             super().frame_arrived(message)
             if len(self.frames) % 7 == 0:
                 link.pause_reading()

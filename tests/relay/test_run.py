@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import exec_server
-from exec_server.relay.run import _Trusted, default_key_file
+from exec_server.relay.run import BadTrust, _Trusted, default_key_file
 from support.server import COMMAND, RunningServer, server_environment
 
 from .stage import KEY, add_key
@@ -136,9 +136,20 @@ def test_a_signal_ends_it_with_0(start: Starter) -> None:
     assert program.wait(20) == 0
 
 
+def test_a_second_one_with_the_same_key_does_not_start(start: Starter) -> None:
+    first = start()
+    assert "is connected" in heard(first)
+    second = start()
+    assert second.wait(20) == 1
+    assert f"(process {first.pid})" in heard(second)
+
+
 def test_where_keys_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
-    assert default_key_file("my box/1") == "/state/exec-server/relay/my_box_1.key"
+    assert default_key_file("a_b") == "/state/exec-server/relay/a_b.key"
+    odd = {default_key_file(name) for name in ("a/b", "a b", "a?b")}
+    assert len(odd | {default_key_file("a_b")}) == 4
+    assert all(path.startswith("/state/exec-server/relay/a_b-") for path in odd)
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert default_key_file("box") == "/home/me/.local/state/exec-server/relay/box.key"
@@ -146,10 +157,17 @@ def test_where_keys_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_trusted_harnesses_in_a_file(tmp_path: Path, fresh_log: None) -> None:
     path = tmp_path / "trusted"
+    with pytest.raises(BadTrust, match="No such file"):
+        _Trusted(str(path))
+    path.write_text(f"# laptop\n{'AB' * 32}  # mine\n\n{'cd' * 32}\n")
     trusted = _Trusted(str(path))
+    assert trusted() == {"ab" * 32, "cd" * 32}
+    path.write_text("ab" * 31)
     assert trusted() == frozenset()
-    path.write_text("# laptop\nABC  # mine\n\ndef\n")
-    assert trusted() == {"abc", "def"}
+    with pytest.raises(BadTrust, match="line 1 of"):
+        _Trusted(str(path))
+    path.unlink()
+    assert trusted() == frozenset()
 
 
 def test_forwarding_to_another_server(

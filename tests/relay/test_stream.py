@@ -32,11 +32,11 @@ ROOM = 1 << 30
 KEYS = bytes(range(32)), bytes(range(32, 64))
 
 
-def pair(acked: bool = True) -> tuple[Stream, Stream]:
+def pair(acked: bool = True, wide: bool = False) -> tuple[Stream, Stream]:
     """Two ends with keys, at time 0."""
     return (
-        Stream("s", Sealer(KEYS[0]), Opener(KEYS[1]), acked=acked, now=0.0),
-        Stream("s", Sealer(KEYS[1]), Opener(KEYS[0]), acked=acked, now=0.0),
+        Stream("s", Sealer(KEYS[0]), Opener(KEYS[1]), acked=acked, now=0.0, wide=wide),
+        Stream("s", Sealer(KEYS[1]), Opener(KEYS[0]), acked=acked, now=0.0, wide=wide),
     )
 
 
@@ -478,6 +478,41 @@ def test_an_outage_of_eleven_seconds_is_survived() -> None:
     outcome = Simulation(conditions).run()
     assert verdict(conditions, outcome) is None
     assert outcome.failed == {}
+
+
+def test_a_wide_window_has_sixty_four_records_and_the_peer_holds_all_of_them() -> None:
+    stream, peer = pair(wide=True)
+    for _ in range(70):
+        stream.send(bytes(61436))
+    frames = said(stream)
+    assert seqs(frames) == list(range(65))
+    give(peer, frames[1:])
+    assert taken(peer) == []
+    give(peer, frames[:1])
+    assert len(taken(peer)) == 65
+    give(stream, said(peer))
+    assert seqs(said(stream)) == list(range(65, 70))
+
+
+def test_a_wide_window_is_for_those_that_acknowledge() -> None:
+    stream, sealer = pair(acked=False, wide=True)[1], Sealer(KEYS[0])
+    frames = [record(sealer, bytes(60_000)) for _ in range(20)]
+    with pytest.raises(StreamFailed, match="too much came"):
+        give(stream, frames[1:])
+
+
+def test_a_message_may_come_in_the_smallest_pieces() -> None:
+    """Each would cost many times its size, were it kept as it is."""
+    stream, sealer = one_end(acked=False)
+    size = 20_000
+    give(stream, [record(sealer, (size + 100_000).to_bytes(4, "big"))])
+    for index in range(size):
+        give(stream, [record(sealer, bytes((index % 256,)))])
+        assert len(stream._pieces) <= 9
+    for _ in range(2):
+        give(stream, [record(sealer, bytes(50_000))])
+    (message,) = taken(stream)
+    assert message == bytes(index % 256 for index in range(size)) + bytes(100_000)
 
 
 @given(st.lists(st.integers(0, 200), max_size=30), st.booleans())

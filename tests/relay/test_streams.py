@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exec_server.relay.frame import Ack, Data, Frame, Handshake, Heartbeat, Reset, Resume, encode
+from exec_server.relay.frame import (
+    NOTHING_RECEIVED,
+    WIDE,
+    Ack,
+    Data,
+    Frame,
+    Handshake,
+    Heartbeat,
+    Reset,
+    Resume,
+    encode,
+)
 from exec_server.relay.keys import Identity
 from exec_server.relay.noise import Initiator, prologue
 from exec_server.relay.stream import PROTOCOL_ERROR
@@ -21,6 +32,25 @@ def hello(stream_id: str, authorization: bytes = b"x", key: Identity = EXECUTOR)
 
 def reset(stream_id: str) -> Frame:
     return Frame(stream_id, Reset(PROTOCOL_ERROR))
+
+
+@pytest.mark.parametrize(
+    ("acks", "offered", "answered"),
+    [
+        (True, (NOTHING_RECEIVED, WIDE), (NOTHING_RECEIVED, WIDE)),
+        (True, (NOTHING_RECEIVED, 0), (NOTHING_RECEIVED, 0)),
+        (True, (NOTHING_RECEIVED, 2), (NOTHING_RECEIVED, 0)),
+        (True, (0, 0), (0, 0)),
+        (False, (NOTHING_RECEIVED, WIDE), (0, 0)),
+    ],
+)
+def test_what_a_harness_offers_is_answered_in_kind(
+    acks: bool, offered: tuple[int, int], answered: tuple[int, int]
+) -> None:
+    site = Site(acks=acks)
+    (answer,) = site.give(Frame("s", hello("s").body, *offered))
+    assert isinstance(answer.body, Handshake)
+    assert (answer.ack, answer.ack_bits) == answered
 
 
 @pytest.mark.parametrize("acks", [True, False])

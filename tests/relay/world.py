@@ -43,21 +43,21 @@ class Cable:
 
     # The end's side
 
-    def send(self, frame: bytes) -> bool:
+    def send(self, frame: bytes | memoryview) -> bool:
         self._carry(frame, True)
         return True
 
     def unsent(self) -> int:
         return 0
 
-    def _carry(self, frame: bytes, upwards: bool) -> None:
+    def _carry(self, frame: bytes | memoryview, upwards: bool) -> None:
         world = self.world
         if not self.alive or (world.lossy and world.random.random() < world.loss):
             return
         loop = world.loop
         at = max(loop.time() + world.random.uniform(*world.delay), self._last[upwards])
         self._last[upwards] = at
-        loop.call_later(at - loop.time(), self._arrive, frame, upwards)
+        loop.call_later(at - loop.time(), self._arrive, bytes(frame), upwards)
 
     def _arrive(self, frame: bytes, upwards: bool) -> None:
         if self.alive:
@@ -76,7 +76,7 @@ class RouterSide:
     def __init__(self, cable: Cable) -> None:
         self.cable = cable
 
-    def send(self, frame: bytes) -> bool:
+    def send(self, frame: bytes | memoryview) -> bool:
         self.cable._carry(frame, False)
         return True
 

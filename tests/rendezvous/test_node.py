@@ -18,8 +18,9 @@ from exec_server.relay.harness import dialer
 from exec_server.relay.keys import Identity
 from exec_server.relay.registry import Registry
 from exec_server.rendezvous.node import Node, NodeOptions, StartFailed
+from exec_server.transport.channel import Channel
 from exec_server.transport.websocket import ConnectFailed
-from relay.stage import KEY, add_key
+from relay.stage import KEY, Wire, add_key
 from relay.support import Remembering
 from support.server import COMMAND, server_environment
 from support.tls import certificate, trusting
@@ -91,6 +92,51 @@ def test_tls(tmp_path: Path) -> None:
             channel.abort()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_what_a_slow_harness_has_not_taken_yet_stays_what_it_is(tmp_path: Path, secure: bool) -> None:
+    """The router hands on views of what it has just received; whoever keeps them has to copy them."""
+    options, trust = NodeOptions(data=str(tmp_path)), None
+    if secure:
+        cert, key = certificate(tmp_path)
+        trust = trusting(cert)
+        options = NodeOptions(
+            listen="https://127.0.0.1:0", tls_cert=str(cert), tls_key=str(key), data=str(tmp_path)
+        )
+    messages = [b"[" + os.urandom(1 << 20) for _ in range(12)]
+
+    def accept(channel: Channel) -> Remembering:
+        for message in messages:
+            channel.send(message)
+        return Remembering(channel)
+
+    async def main() -> None:
+        await add_key(tmp_path)
+        identity = Identity.generate()
+        async with asyncio.timeout(50), Node(options) as node:
+            wire = Wire(node.url.replace("https:", "http:"))
+            await wire.open()
+            environment = RemoteEnvironment(
+                Registry(node.url, "env-1", Bearer(KEY), ssl=trust), lambda: identity, accept, ssl=trust
+            )
+            connected = asyncio.Event()
+            environment.on_connected = connected.set
+            task = asyncio.ensure_future(environment.run())
+            await connected.wait()
+            receiver = Remembering()
+            wire.delay = 0.001
+            url = wire.url.replace("http:", "https:") if secure else wire.url
+            channel = await dialer(f"relay+{url}/env-1?acks=off", token=KEY, ssl=trust)(receiver)
+            await eventually_async(lambda: len(receiver.messages) == len(messages) or receiver.closed)
+            assert receiver.closed is None
+            assert receiver.messages == messages
+            channel.abort()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await wire.close()
 
     asyncio.run(main())
 
@@ -208,7 +254,7 @@ def test_command_lines_that_are_wrong(words: tuple[str, ...], message: str) -> N
         ((), {"EXEC_SERVER_API_KEY": "k"}, "cannot be reached"),
         (("--remote", "http://example.com"), {"EXEC_SERVER_API_KEY": "k"}, "in the clear"),
         (("--key-file", os.devnull), {"EXEC_SERVER_API_KEY": "k"}, "not a regular file"),
-        (("--use-agent-identity-auth",), {}, "EXEC_SERVER_AGENT_TASK_ID"),
+        (("--use-agent-identity-auth",), {}, "CODEX_ACCESS_TOKEN is not set"),
     ],
 )
 def test_environments_that_cannot_start(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,9 +62,9 @@ class Play:
         self.environment = FakeSocket()
         self.router.environment_opened("reg", self.environment)
 
-    def harness(self, key: str = "key") -> tuple[Harness, FakeSocket]:
+    def harness(self, key: str = "key", caller: str = "") -> tuple[Harness, FakeSocket]:
         socket = FakeSocket()
-        return self.router.harness_opened("reg", key, socket), socket
+        return self.router.harness_opened("reg", key, socket, caller), socket
 
     def from_harness(self, harness: Harness, *frames: Frame) -> None:
         for frame in frames:
@@ -73,9 +74,11 @@ class Play:
         for frame in frames:
             self.router.environment_frame("reg", self.environment, encode(frame))
 
-    def stream(self, stream_id: str = "s", *, acked: bool = False) -> tuple[Harness, FakeSocket]:
+    def stream(
+        self, stream_id: str = "s", *, acked: bool = False, caller: str = ""
+    ) -> tuple[Harness, FakeSocket]:
         """A stream whose handshake is over."""
-        harness, socket = self.harness()
+        harness, socket = self.harness(caller=caller)
         ack = MARK if acked else 0
         hello = (Frame(stream_id, Resume(), ack), Frame(stream_id, Handshake(b"1"), ack))
         self.from_harness(harness, *hello)
@@ -285,12 +288,130 @@ def test_a_stream_from_before_a_restart_goes_on() -> None:
 
 def test_how_many_streams() -> None:
     play = Play()
-    for number in range(128):
-        play.stream(f"s{number}")
+    for number in range(96):
+        play.stream(f"s{number}", caller="greedy")
+    for caller, begun in (("greedy", 96), ("other", 128)):
+        for number in range(96, begun):
+            play.stream(f"s{number}", caller=caller)
+        harness, socket = play.harness(caller=caller)
+        play.from_harness(harness, Frame("one too many", Resume()))
+        assert [frame.body for frame in socket.frames()] == [Reset("too_many_streams")]
+        assert play.environment.sent == []
+
+
+def test_a_claim_without_a_handshake_takes_no_place_and_does_not_last() -> None:
+    play = Play()
+    idle = [play.harness(caller="idle") for _ in range(130)]
+    for number, (harness, _) in enumerate(idle):
+        play.from_harness(harness, Frame(f"i{number}", Resume()))
+    # Of one caller only so many, and none of them keeps anybody out.
+    assert sum(bool(socket.resets()) for _, socket in idle) == 130 - 64
+    play.environment.frames()
+    for number in range(96):
+        play.stream(f"s{number}", caller="other")
+    play.loop.advance(9.9)
+    assert [socket.closed for _, socket in idle] == [None] * 130
+    play.loop.advance(0.2)
+    assert [socket.closed for _, socket in idle][:64] == [1008] * 64
+    assert play.router.stream_count == 96
+
+
+def test_a_handshake_that_is_never_answered_ends() -> None:
+    play = Play()
     harness, socket = play.harness()
-    play.from_harness(harness, Frame("one too many", Resume()))
-    assert socket.resets() == ["one too many"]
-    assert play.environment.sent == []
+    play.from_harness(harness, Frame("s", Resume()), Frame("s", Handshake(b"1")))
+    play.environment.frames()
+    play.loop.advance(14.9)
+    assert socket.closed is None
+    play.loop.advance(0.2)
+    assert (socket.resets(), socket.closed) == (["s"], 1008)
+    assert play.environment.resets() == ["s"]
+
+
+# Whose handshakes fail ---------------------------------------------------------------------------
+
+
+def fail_handshake(play: Play, caller: str, reason: str = "noise_relay_protocol_error", ack: int = 0) -> str:
+    """One that the environment refuses: what the harness is told, or "" if it never got that far."""
+    harness, socket = play.harness(caller=caller)
+    play.from_harness(harness, Frame("f", Resume(), ack), Frame("f", Handshake(b"rubbish"), ack))
+    if len(play.environment.frames()) == 2:
+        play.from_environment(Frame("f", Reset(reason)))
+        told = socket.frames()[-1].body
+        assert isinstance(told, Reset)
+        play.router.harness_closed(harness)
+        return told.reason
+    assert [frame.body for frame in socket.frames()] == [Reset("handshakes_paused")]
+    return ""
+
+
+def test_whoever_fails_too_often_is_stopped_before_the_environment_shuts_its_door() -> None:
+    play = Play()
+    passed = 0
+    for _ in range(12_000):  # forty minutes, every 0.2 s
+        passed += fail_handshake(play, "bad") != ""
+        play.loop.advance(0.2)
+    assert passed <= 4 * 9  # pauses of 10, 20, 40, ... 600 s
+    play.stream("good", caller="good")
+
+
+def test_one_who_hangs_up_before_the_refusal_is_to_blame_as_well() -> None:
+    play = Play()
+    for number in range(4):
+        harness, _ = play.harness(caller="bad")
+        play.from_harness(harness, Frame(f"s{number}", Handshake(b"rubbish")))
+        play.router.harness_closed(harness)
+        assert len(play.environment.frames()) == 2  # and a reset
+    assert fail_handshake(play, "bad") == ""
+
+
+def test_nobody_is_to_blame_for_a_door_that_is_shut() -> None:
+    play = Play()
+    for caller in ("a", "b"):
+        for _ in range(4):
+            assert fail_handshake(play, caller) == "noise_relay_protocol_error"
+    # Eight: the environment takes none for ten seconds. An end of ours is told why; others hear what it said.
+    for _ in range(9):
+        assert fail_handshake(play, "c", ack=MARK) == "handshakes_paused"
+        assert fail_handshake(play, "c") == "noise_relay_protocol_error"
+    play.loop.advance(10.1)
+    play.stream("c", caller="c")
+    # What the environment says for another reason than a bad handshake counts for nothing, either.
+    for _ in range(9):
+        assert fail_handshake(play, "d", reason="too_many_streams") == "too_many_streams"
+
+
+# What ends because a key is revoked --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acked", [True, False])
+def test_a_harness_that_is_revoked_ends_at_both_ends(acked: bool) -> None:
+    play = Play()
+    harness, socket = play.stream(acked=acked)
+    play.router.harness_revoked(harness)
+    assert [frame.body for frame in socket.frames()] == [Reset("key_revoked")]
+    assert socket.closed == 1008
+    assert play.environment.resets() == ["s"]
+    assert play.router.stream_count == 0
+
+
+# What a first frame may be -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [Reset("closed"), Data(0, b"x"), Heartbeat()])
+def test_what_begins_no_stream(body: Any) -> None:
+    play = Play()
+    harness, socket = play.harness()
+    play.from_harness(harness, Frame("s", body))
+    assert (socket.closed, play.environment.sent) == (1008, [])
+
+
+@pytest.mark.parametrize("name", ["x" * 257, "\x1b[2J", "a\nb", "\u00e4" * 129])
+def test_ids_nobody_wants_to_keep(name: str) -> None:
+    play = Play()
+    harness, socket = play.harness()
+    play.from_harness(harness, Frame(name, Resume()))
+    assert (socket.closed, play.environment.sent) == (1008, [])
 
 
 def test_a_harness_without_its_environment() -> None:

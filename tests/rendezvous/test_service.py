@@ -240,7 +240,9 @@ def test_too_many_calls_and_too_many_environments(tmp_path: Path) -> None:
 
 def test_what_an_operator_sees(tmp_path: Path) -> None:
     async def scenario(registry: Registry) -> None:
-        await registry.add_key("looks", "admin")
+        await registry.add_key("looks", "admin", "*")
+        await registry.add_key("sees", "admin", "t")
+        await registry.add_key("elsewhere", "admin", "other")
         _, registered = await registry.call("register", REGISTER)
         socket = await registry.upgrade(registered["url"])
         for path in ("/metrics", "/admin/environments"):
@@ -256,6 +258,10 @@ def test_what_an_operator_sees(tmp_path: Path) -> None:
         assert '"online":true' in listing
         assert ONE["x25519_public_key"] not in listing
         await socket.close()
+        # Whose key is for one tenant sees that one, and numbers about all are not for it.
+        for key, sees in (("sees", True), ("elsewhere", False)):
+            assert ("env-1" in (await registry.get("/admin/environments", key))[1]) is sees
+            assert (await registry.get("/metrics", key))[0] == 403
 
     play(tmp_path, scenario)
 
@@ -346,5 +352,103 @@ def test_a_body_that_does_not_come(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
         assert b" 408 " in await reader.readline()
         writer.close()
+
+    play(tmp_path, scenario)
+
+
+def test_what_cannot_be_read_is_refused_and_not_quoted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Heads and bodies that are broken may still have a key in them."""
+
+    async def scenario(registry: Registry) -> None:
+        assert (await registry.call("register", b'{"a": "\xff"}'))[0] == 400
+        where = urlsplit(registry.node.url)
+        for head in (b"auth{rization: Bearer key-of-somebody", b"a: b\r\nc\0: key-of-somebody"):
+            reader, writer = await asyncio.open_connection(where.hostname, where.port)
+            writer.write(b"POST / HTTP/1.1\r\n" + head + b"\r\n\r\n")
+            assert b" 400 " in await reader.readline()
+            writer.close()
+        head = (
+            b"POST /cloud/environment/e/register HTTP/1.1\r\nauthorization: Bearer key\r\ncontent-length: 99"
+        )
+        _, writer = await asyncio.open_connection(where.hostname, where.port)
+        writer.write(head + b"\r\n\r\nkey-of-somebody")
+        assert (await registry.get("/healthz"))[0] == 200
+        writer.close()
+        assert (await registry.get("/healthz"))[0] == 200
+
+    play(tmp_path, scenario)
+    assert "key-of-somebody" not in caplog.text + "".join(capfd.readouterr())
+    assert "unforeseen" not in caplog.text
+
+
+def test_wrong_tokens_are_taken_only_so_often_from_one_address(tmp_path: Path) -> None:
+    async def scenario(registry: Registry) -> None:
+        await registry.add_key("not used yet")
+        assert (await registry.call("register", REGISTER))[0] == 200
+        answers = [(await registry.call("register", REGISTER, f"guess-{number}"))[0] for number in range(40)]
+        assert answers.count(401) >= 20
+        assert answers[-1] == 429
+        # Not even a right one is looked up then, but one that was right before is.
+        assert (await registry.call("register", REGISTER, "not used yet"))[0] == 429
+        assert (await registry.call("register", REGISTER))[0] == 200
+
+    play(tmp_path, scenario)
+
+
+def test_environments_that_have_long_been_away_make_room(tmp_path: Path) -> None:
+    async def scenario(registry: Registry) -> None:
+        service = registry.node._service
+        assert service is not None
+        start = service._clock()
+        now = start
+        service._clock = lambda: now
+        sockets = {}
+        for name in ("away", "there"):
+            _, registered = await registry.call("register", REGISTER, environment=name)
+            sockets[name] = await registry.upgrade(registered["url"])
+        await registry.call("register", REGISTER, environment="never")
+        await sockets["away"].close()
+        router = registry.node.router
+        assert router is not None
+        await eventually_async(lambda: router.online == 1, "one that is away")
+
+        async def left() -> set[str]:
+            return {found.environment for found in await registry.node.registrations()}
+
+        answer = await registry.call("register", REGISTER, environment="new")
+        assert code(answer) == (403, "quota_exceeded")
+        assert "environment rm" in answer[1]["error"]["message"]
+        now = start + 61
+        assert (await registry.call("register", REGISTER, environment="new"))[0] == 200
+        assert await left() == {"away", "there", "new"}
+        now = start + 62
+        assert (await registry.call("register", REGISTER, environment="newer"))[0] == 403
+        now = start + 25 * 3600  # the one that is there has not been seen to connect since, either
+        for name in ("newer", "newest"):
+            assert (await registry.call("register", REGISTER, environment=name))[0] == 200
+        assert await left() == {"there", "newer", "newest"}
+        await sockets["there"].close()
+
+    play(tmp_path, scenario, environments_per_tenant=3)
+
+
+def test_an_admin_removes_an_environment(tmp_path: Path) -> None:
+    async def scenario(registry: Registry) -> None:
+        await registry.add_key("rules", "admin", "*")
+        await registry.add_key("elsewhere", "admin", "other")
+        _, registered = await registry.call("register", REGISTER)
+        socket = await registry.upgrade(registered["url"])
+        url = f"{registry.node.url}/admin/environments/t/env-1"
+
+        async def remove(key: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with registry.session.delete(url, headers=headers) as response:
+                return response.status
+
+        assert [await remove(key) for key in ("key", "elsewhere", "rules", "rules")] == [403, 403, 200, 404]
+        assert (await socket.receive(timeout=20)).type is aiohttp.WSMsgType.CLOSE
+        assert await registry.refused_upgrade(registered["url"]) == 409
 
     play(tmp_path, scenario)

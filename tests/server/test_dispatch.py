@@ -57,19 +57,50 @@ def test_a_family_costs_nothing_before_it_is_called() -> None:
 
 def test_everything_can_be_loaded_ahead_without_what_it_only_needs_at_work() -> None:
     code = (
-        "import sys\n"
+        "import os, sys\n"
         "from exec_server.server import dispatch\n"
+        "descriptors = os.listdir('/proc/self/fd')\n"
         "rounds = 0\n"
         "while dispatch.load_next():\n"
         "    rounds += 1\n"
-        "assert rounds == len(set(dispatch._FAMILIES.values()) - dispatch._NOT_AHEAD), rounds\n"
+        "assert rounds == len(set(dispatch._FAMILIES.values())), rounds\n"
         "before = len(sys.modules)\n"
-        "for name in ('process/start', 'http/request', 'command/exec'):\n"
+        "for name in ('process/start', 'http/request', 'command/exec', 'fs/walk', 'capabilities/x'):\n"
         "    dispatch.find(name)\n"
         "assert len(sys.modules) == before\n"
         "assert 'aiohttp' not in sys.modules\n"
+        "assert os.listdir('/proc/self/fd') == descriptors\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+
+
+def test_files_are_refused_properly_when_no_more_can_be_opened() -> None:
+    """The very first of their calls, too; and when there are descriptors again, they are read as ever."""
+    code = (
+        "import asyncio, resource\n"
+        "import exec_server\n"
+        "from exec_server.server import dispatch\n"
+        "async def refused(call):\n"
+        "    try:\n"
+        "        await call\n"
+        "    except OSError as error:\n"
+        "        return error.errno\n"
+        "async def main():\n"
+        "    async with exec_server.connect('in-process:') as client:\n"
+        "        files = client.files\n"
+        "        while dispatch.load_next():\n"
+        "            pass\n"
+        "        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))\n"
+        "        try:\n"
+        "            codes = [await refused(files.read('/etc/passwd')), await refused(files.list('/etc'))]\n"
+        "        finally:\n"
+        "            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))\n"
+        "        assert codes == [24, 24], codes\n"
+        "        assert await files.read('/etc/passwd')\n"
+        "asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=40)
 
 
 def test_a_family_that_could_not_be_imported_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:

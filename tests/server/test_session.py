@@ -23,6 +23,7 @@ from exec_server.wire.errors import RpcError
 from support.frames import CLOSE, TEXT, RawSocket, frame
 from support.local import Ear, spec
 from support.machine import gone, running, sleep_forever
+from support.processes import kill_sleeper
 from support.rpc import StdioPeer, WebSocketPeer, unb64
 from support.server import RunningServer
 from support.wait import eventually
@@ -259,6 +260,29 @@ def test_processes_and_output_outlive_a_connection(connect: Connect, server: Run
     # Nothing was told twice, and the numbers went on.
     assert min(record.seqs) == max(seen.seqs) + 1
     assert record.seqs == list(range(min(record.seqs), record.close_seq + 1))  # type: ignore[operator]
+
+
+def test_what_ended_while_its_owner_was_away_is_there_when_it_is_back(
+    connect: Connect, start_server: StartServer
+) -> None:
+    server = start_server("--retention", "0.2")
+    first = connect(server)
+    first.initialize()
+    marker = sleep_forever()
+    process_id = first.shell(f"exec 2>/dev/null; echo a; sleep {marker}; echo b; exit 3")
+    first.saw(process_id, b"a\n")
+    first.drop()
+    other = connect(server)
+    other.initialize(extensions=True)
+    kill_sleeper(marker)
+    gone(marker)
+    # It closes before another that is closed now, and that one is forgotten in time.
+    other.finished(other.start("sleep", "0.1", processId="later"))
+    eventually(lambda: other.call("process/list", {}) == {"processes": []}, "the retention being over")
+    second = resume(connect, first.session_id, server)
+    read = second.read(process_id)
+    assert b"".join(unb64(chunk["chunk"]) for chunk in read["chunks"]) == b"a\nb\n"
+    assert (read["exitCode"], read["closed"]) == (3, True)
 
 
 def test_output_that_nobody_hears_is_kept_and_blocks_nobody(connect: Connect, server: RunningServer) -> None:

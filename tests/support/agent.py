@@ -92,6 +92,8 @@ async def played(
     ask: Any = None,
     model_settings: dict[str, Any] | None = None,
     ext: bool = False,
+    agents: bool = False,
+    live_output: bool = False,
     **settings: Any,
 ) -> Played:
     """One turn, with everything that belongs to it, checked against what the stream promises."""
@@ -127,12 +129,13 @@ async def played(
             runner = Runner(
                 manager,
                 opened,
-                EventWriter(file, ext=ext),
+                EventWriter(file, ext=ext, live_output=live_output),
                 RunnerSettings(
                     model=ModelSettings(**{"model": "scripted", "base_url": model.url, **patience}), **chosen
                 ),
                 servers=started,
                 ask=ask,
+                threads=threads if agents else None,
             )
             if on_event is not None:
                 file.notify = partial(on_event, runner)

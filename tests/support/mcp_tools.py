@@ -14,6 +14,13 @@ from mcp.server.stdio import stdio_server
 
 NAMES = ("echo", "structured", "picture", "empty", "fail", "boom", "slow", "die")
 
+HINTS = {
+    "structured": types.ToolAnnotations(read_only_hint=True),
+    "picture": types.ToolAnnotations(destructive_hint=False, open_world_hint=False),
+    "empty": types.ToolAnnotations(read_only_hint=True, destructive_hint=True),
+}
+"""What some tools say of themselves."""
+
 
 def text(said: str) -> types.TextContent:
     return types.TextContent(type="text", text=said)
@@ -21,7 +28,8 @@ def text(said: str) -> types.TextContent:
 
 async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
     schema = {"type": "object", "properties": {}}
-    return types.ListToolsResult(tools=[types.Tool(name=name, input_schema=schema) for name in NAMES])
+    tools = [types.Tool(name=name, input_schema=schema, annotations=HINTS.get(name)) for name in NAMES]
+    return types.ListToolsResult(tools=tools)
 
 
 async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 __all__ = [
     "USAGE",
@@ -84,6 +84,7 @@ class Status:
 
     code: int
     body: str
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,9 @@ class Silent:
 
 @dataclass(frozen=True)
 class Endless:
-    """Deltas for as long as somebody listens."""
+    """Deltas for as long as somebody listens; or one line, or what means nothing."""
+
+    what: Literal["deltas", "line", "comments"] = "deltas"
 
 
 Play = Say | Cut | Status | Raw | Silent | Endless | str | Callable[["ModelServer"], "Play"]
@@ -115,6 +118,7 @@ class ModelServer:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self.requests: list[Json] = []
+        self._answering = threading.local()
         self.headers: list[dict[str, str]] = []
         """Of every request, with names in lower case."""
         handler = type("Handler", (_Handler,), {"model": self})
@@ -150,7 +154,14 @@ class ModelServer:
         parts = [part for item in self.requests[number]["input"] for part in item.get("content", [])]
         return "\n".join(part.get("text", "") for part in parts)
 
+    @property
+    def request(self) -> Json:
+        """The one that is being answered, for functions of a script; there may be several at a time."""
+        request: Json = self._answering.request
+        return request
+
     def next_play(self, request: Json) -> Play:
+        self._answering.request = request
         with self._lock:
             play = self._script[min(len(self.requests), len(self._script) - 1)]
             self.requests.append(request)
@@ -158,8 +169,8 @@ class ModelServer:
             play = play(self)
         return play
 
-    def wait_for_the_end(self) -> None:
-        self._over.wait(60)
+    def wait_for_the_end(self, seconds: float = 60) -> bool:
+        return self._over.wait(seconds)
 
 
 def _events(play: Say | Cut) -> Iterator[Json]:
@@ -192,6 +203,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(play.code)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
+            for header, content in play.headers:
+                self.send_header(header, content)
             self.end_headers()
             self.wfile.write(data)
             return
@@ -213,8 +226,11 @@ class _Handler(BaseHTTPRequestHandler):
                 "content_index": 0,
             }
             line = f"data: {json.dumps({**delta, 'delta': 'x' * 200_000})}\n\n".encode()
-            while True:
-                self.wfile.write(line)
+            pieces = {"deltas": line, "line": b"x" * 1_000_000, "comments": b": alive\n\n"}
+            if play.what == "line":
+                self.wfile.write(b"data: ")
+            while not (play.what == "comments" and self.model.wait_for_the_end(0.01)):
+                self.wfile.write(pieces[play.what])
         else:
             for value in _events(play):
                 self.wfile.write(f"event: {value['type']}\ndata: {json.dumps(value)}\n\n".encode())

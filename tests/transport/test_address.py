@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from exec_server.transport.address import BadAddress, Listen, parse_listen
+from exec_server.transport.address import BadAddress, Listen, parse_listen, without_password
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,20 @@ def test_the_bound_address() -> None:
 )
 def test_what_is_loopback(url: str, loopback: bool) -> None:
     assert parse_listen(url).is_loopback is loopback
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("ws://me:pw@host:1/a:b@c", "ws://me:***@host:1/a:b@c"),
+        ("ws://me:p@w:x@host", "ws://me:***@host"),
+        ("wss://:pw@host?x=y:z@", "wss://:***@host?x=y:z@"),
+        ("ws://me@host:1", "ws://me@host:1"),
+        ("ws://[::1]:80/", "ws://[::1]:80/"),
+        ("ws://host:1/path:x@y", "ws://host:1/path:x@y"),
+        ("unix:///tmp/a:b@c", "unix:///tmp/a:b@c"),
+        ("me:pw@host", "me:pw@host"),
+    ],
+)
+def test_a_password_is_not_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown

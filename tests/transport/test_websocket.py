@@ -379,3 +379,37 @@ def test_a_peer_that_hangs_up_instead_of_an_answer(reads: bool) -> None:
             await main()
 
     asyncio.run(bounded())
+
+
+def test_a_server_without_tls_says_so_at_once(server: RunningServer) -> None:
+    async def run() -> None:
+        with pytest.raises(
+            ConnectFailed, match=r"there is no TLS on that port; does its address begin with ws"
+        ):
+            await open_channel(
+                server.url.replace("ws:", "wss:"), Listener(), Limits(), headers={}, timeout=20
+            )
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_ends_a_tls_handshake_makes_no_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        over.set()
+
+    over = asyncio.Event()
+
+    async def run() -> None:
+        async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as listener:
+            port = listener.sockets[0].getsockname()[1]
+            with pytest.raises(ConnectFailed, match="there is no TLS on that port"):
+                await open_channel(f"wss://127.0.0.1:{port}", Listener(), Limits(), headers={}, timeout=20)
+            await over.wait()
+
+    asyncio.run(run())
+    assert capsys.readouterr() == ("", "")

@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from exec_server.wire.config import (
     ConfigLayer,
     ConfigLayers,
-    ConfigReadParams,
     ConfigReadResult,
+    decode_config_read,
     select_paths,
     write_toml,
 )
+from exec_server.wire.errors import INVALID_PARAMS, RpcError
 
 
 def test_names_on_the_wire() -> None:
-    params = msgspec.convert(
-        {"cwd": "file:///", "configPaths": [["a"]], "requirementsPaths": []}, ConfigReadParams
-    )
+    params = decode_config_read({"cwd": "file:///", "configPaths": [["a"]], "requirementsPaths": []})
     assert params.config_paths == [["a"]]
     layers = ConfigLayers([ConfigLayer("user (x)", "file:///", "")], 0)
     assert msgspec.to_builtins(ConfigReadResult(None, "file:///", None, layers, ConfigLayers([], 0))) == {
@@ -129,3 +128,29 @@ def test_what_is_written_reads_the_same(table: dict[str, Any]) -> None:
 
 def test_nan_stays_nan() -> None:
     assert math.isnan(tomllib.loads(write_toml({"a": math.nan}))["a"])
+
+
+GOOD: dict[str, Any] = {"cwd": "file:///", "configPaths": [["a"]], "requirementsPaths": []}
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (None, "invalid type: null, expected struct EnvironmentConfigReadParams"),
+        ({}, "missing field `cwd`"),
+        ({"cwd": "file:///"}, "missing field `configPaths`"),
+        ({"cwd": "file:///", "configPaths": []}, "missing field `requirementsPaths`"),
+        (GOOD | {"cwd": None}, "invalid type: null, expected a string"),
+        (GOOD | {"cwd": "x"}, "invalid URI: relative URL without a base"),
+        (GOOD | {"configPaths": None}, "invalid type: null, expected a sequence"),
+        (GOOD | {"configPaths": ["x"]}, 'invalid type: string "x", expected a sequence'),
+        (GOOD | {"configPaths": [["a", 1]]}, "invalid type: number, expected a string"),
+        (GOOD | {"requirementsPaths": {}}, "invalid type: map, expected a sequence"),
+        ({"configPaths": 1, "cwd": 1}, "invalid type: number, expected a sequence"),
+        ({"cwd": "x", "configPaths": 1}, "invalid URI: relative URL without a base"),
+    ],
+)
+def test_which_mistake_is_reported(params: Any, message: str) -> None:
+    with pytest.raises(RpcError) as caught:
+        decode_config_read(params)
+    assert (caught.value.code, caught.value.message) == (INVALID_PARAMS, message)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exec_server.wire.errors import INVALID_PARAMS, RpcError
 from exec_server.wire.http import (
     HttpBodyDelta,
     HttpHeader,
@@ -16,6 +17,7 @@ from exec_server.wire.http import (
     HttpRequestResult,
     UnsupportedScheme,
     UrlError,
+    decode_request,
     parse_url,
 )
 
@@ -23,7 +25,7 @@ LEAST = {"method": "GET", "url": "http://x/", "requestId": "r"}
 
 
 def convert(**fields: Any) -> HttpRequestParams:
-    return msgspec.convert({**LEAST, **fields}, HttpRequestParams, strict=True)
+    return decode_request({**LEAST, **fields})
 
 
 def test_defaults() -> None:
@@ -40,30 +42,68 @@ def test_nullable_members_may_be_null() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "message"),
     [
-        {"headers": None},
-        {"redirectPolicy": None},
-        {"redirectPolicy": "x"},
-        {"streamResponse": None},
-        {"timeoutMs": -1},
-        {"timeoutMs": 1.5},
-        {"timeoutMs": "5"},
-        {"timeoutMs": 2**64},
-        {"headers": [{"name": "a"}]},
-        {"method": None},
-        {"bodyBase64": 5},
+        ({"method": None}, "invalid type: null, expected a string"),
+        ({"url": 3}, "invalid type: number, expected a string"),
+        ({"requestId": ["r"]}, "invalid type: sequence, expected a string"),
+        ({"headers": None}, "invalid type: null, expected a sequence"),
+        ({"headers": {}}, "invalid type: map, expected a sequence"),
+        ({"headers": [None]}, "invalid type: null, expected struct HttpHeader"),
+        ({"headers": [{"name": "a"}]}, "missing field `value`"),
+        ({"headers": [{"value": "a"}]}, "missing field `name`"),
+        ({"headers": [{"name": "a", "value": True}]}, "invalid type: boolean `true`, expected a string"),
+        (
+            {"headers": [{"name": "a", "value": "b", "valueEnvVar": 3}]},
+            "invalid type: number, expected a string",
+        ),
+        ({"bodyBase64": 5}, "invalid type: number, expected a string"),
+        ({"bodyBase64": "!"}, "Invalid symbol 33, offset 0."),
+        ({"bodyBase64": "QUJ DRA="}, "Invalid symbol 32, offset 3."),
+        ({"bodyBase64": "QQ"}, "Invalid padding"),
+        ({"bodyBase64": "Q"}, "Invalid input length: 1"),
+        ({"bodyBase64": "QR=="}, "Invalid last symbol 82, offset 1."),
+        ({"timeoutMs": -1}, "invalid number"),
+        ({"timeoutMs": 1.5}, "invalid number"),
+        ({"timeoutMs": 2**64}, "invalid number"),
+        ({"timeoutMs": "5"}, 'invalid type: string "5", expected u64'),
+        ({"redirectPolicy": None}, "invalid type: null, expected string or map"),
+        ({"redirectPolicy": "x"}, "unknown variant `x`, expected `follow` or `stop`"),
+        ({"streamResponse": None}, "invalid type: null, expected a boolean"),
+        ({"streamResponse": 1}, "invalid type: number, expected a boolean"),
     ],
 )
-def test_ill_typed_members(fields: dict[str, Any]) -> None:
-    with pytest.raises((msgspec.ValidationError, OverflowError)):
+def test_ill_typed_members(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RpcError) as caught:
         convert(**fields)
+    assert (caught.value.code, caught.value.message) == (INVALID_PARAMS, message)
 
 
 @pytest.mark.parametrize("missing", sorted(LEAST))
 def test_required_members(missing: str) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({k: v for k, v in LEAST.items() if k != missing}, HttpRequestParams)
+    with pytest.raises(RpcError, match=f"^missing field `{missing}`"):
+        decode_request({name: value for name, value in LEAST.items() if name != missing})
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (None, "invalid type: null, expected struct HttpRequestParams"),
+        ("x", 'invalid type: string "x", expected struct HttpRequestParams'),
+        ({"bodyBase64": "!", "method": 1}, "Invalid symbol 33, offset 0."),
+        ({"method": 1, "bodyBase64": "!"}, "invalid type: number, expected a string"),
+        ({"bodyBase64": "!"}, "Invalid symbol 33, offset 0."),
+    ],
+)
+def test_which_mistake_is_reported(params: Any, message: str) -> None:
+    with pytest.raises(RpcError) as caught:
+        decode_request(params)
+    assert caught.value.message == message
+
+
+def test_a_body_is_decoded_once() -> None:
+    assert convert(bodyBase64="b2s=").body_base64 == b"ok"
+    assert convert(timeoutMs=2**64 - 1, unknown=1).timeout_ms == 2**64 - 1
 
 
 def test_results_write_every_member() -> None:

@@ -6,20 +6,19 @@ prepared one, or refuses; what it returns is started exactly like that.
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from ..services import Environment, Process
 from ..wire.process import EnvPolicy
+from ..wire.sandbox import SandboxContext
 from ..wire.uri import native_path, parse, path_to_uri
-
-if TYPE_CHECKING:
-    from ..wire.sandbox import SandboxContext
 
 __all__ = [
     "Declined",
@@ -35,6 +34,7 @@ __all__ = [
     "request_of",
     "start",
     "variables",
+    "without_surrogates",
 ]
 
 A = TypeVar("A", bound=Struct)
@@ -110,9 +110,47 @@ class WriteStdin(Struct, frozen=True, kw_only=True):
 def arguments(text: str | bytes, kind: type[A]) -> A:
     """The arguments a model wrote, which may be anything."""
     try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        given = _decoded(text)
+        unknown = given.keys() - set(kind.__struct_encode_fields__)
+        if unknown:
+            known = ", ".join(f"`{name}`" for name in kind.__struct_encode_fields__)
+            named = ", ".join(f"`{name[:100]}`" for name in sorted(unknown)[:5])
+            raise ToolError(f"failed to parse function arguments: there is no {named}, only {known}")
+        return msgspec.convert(given, kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
         raise ToolError(f"failed to parse function arguments: {error}") from None
+
+
+def _decoded(text: str | bytes) -> dict[str, Any]:
+    if not text.strip():
+        raise ValueError("they are empty; expected a JSON object")
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeError) as error:
+        if isinstance(error, msgspec.ValidationError):
+            raise
+        # Half of a character is called a truncated input there. It has no place in a command either way.
+        try:
+            value = json.loads(text)
+        except RecursionError:
+            raise
+        except ValueError:
+            raise error from None
+        whole = without_surrogates(value)
+        if not isinstance(whole, dict):
+            raise
+        return whole
+
+
+def without_surrogates(value: Any) -> Any:
+    """The same with U+FFFD for every half of a character, which no UTF-8 can carry."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [without_surrogates(one) for one in value]
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(one) for key, one in value.items()}
+    return value
 
 
 # Requests ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from .record import SESSION_META, Record
 
-__all__ = ["begins_turn", "last_turns", "turn_starts", "without_rolled_back"]
+__all__ = ["begins_turn", "is_said_by_user", "last_turns", "turn_starts", "without_rolled_back"]
 
 SAID_BY_PROGRAMS: Final = (
     "<environment_context>",
@@ -29,10 +29,14 @@ SAID_BY_PROGRAMS: Final = (
 
 def begins_turn(record: Record) -> bool:
     """Whether a turn begins here."""
-    payload = record.payload
     if record.type == "inter_agent_communication":
-        return payload.get("trigger_turn") is True
-    if record.type != "response_item" or payload.get("type") != "message" or payload.get("role") != "user":
+        return record.payload.get("trigger_turn") is True
+    return record.type == "response_item" and is_said_by_user(record.payload)
+
+
+def is_said_by_user(payload: dict[str, Any]) -> bool:
+    """Whether an item is a message of the user's own, and not of a program in the user's name."""
+    if payload.get("type") != "message" or payload.get("role") != "user":
         return False
     kinds = _kinds(payload)
     if kinds:

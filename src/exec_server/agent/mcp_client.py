@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Struct
 
@@ -21,7 +21,10 @@ from ..events.model import Failure, McpResult
 if TYPE_CHECKING:
     from mcp import Client
 
-__all__ = ["McpOutcome", "McpServer", "McpServers", "RequiredServerDown"]
+__all__ = ["ApprovalNeed", "McpOutcome", "McpServer", "McpServers", "McpTool", "RequiredServerDown"]
+
+ApprovalNeed = Literal["auto", "prompt", "approve"]
+"""Whether a call needs approval: by what the tool says of itself, always, or never. The reference's words."""
 
 STARTUP_SECONDS: Final = 30.0
 TOOL_SECONDS: Final = 120.0
@@ -54,6 +57,19 @@ class McpServer(Struct, frozen=True, kw_only=True):
     startup_seconds: float = STARTUP_SECONDS
     tool_seconds: float = TOOL_SECONDS
     required: bool = False
+    approval: ApprovalNeed = "auto"
+    """Whether calls of its tools need approval; `tool_approvals` says otherwise for some, by their names."""
+    tool_approvals: Mapping[str, ApprovalNeed] = {}
+
+
+class McpTool(Struct, frozen=True):
+    """A tool of a server."""
+
+    server: str
+    name: str
+    offered: dict[str, Any]
+    """How models are told of it."""
+    needs_approval: bool
 
 
 class McpOutcome(Struct, frozen=True):
@@ -101,8 +117,8 @@ class McpServers:
     def __init__(self, servers: list[McpServer]) -> None:
         self._servers = servers
         self._running: dict[str, _Running] = {}
-        self.tools: dict[str, tuple[str, str, dict[str, Any]]] = {}
-        """By the name a model calls it: the server, its own name, and how models are told of it."""
+        self.tools: dict[str, McpTool] = {}
+        """By the name a model calls it."""
         self.warnings: list[str] = []
 
     async def __aenter__(self) -> McpServers:
@@ -140,7 +156,7 @@ class McpServers:
                 "strict": False,
                 "parameters": tool.get("inputSchema") or {"type": "object", "properties": {}},
             }
-            self.tools[called] = (name, own, offered)
+            self.tools[called] = McpTool(name, own, offered, _needs_approval(one.server, tool))
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(one.stop() for one in self._running.values()))
@@ -148,6 +164,20 @@ class McpServers:
     async def call(self, server: str, tool: str, arguments: Any) -> McpOutcome:
         """Call a tool. Nothing is raised for what the server does: that is part of the outcome."""
         return await self._running[server].call(tool, arguments)
+
+
+def _needs_approval(server: McpServer, tool: Mapping[str, Any]) -> bool:
+    """What the configuration says; `auto` goes by what the tool says of itself, and silence is no comfort."""
+    said = server.tool_approvals.get(tool["name"], server.approval)
+    if said != "auto":
+        return said == "prompt"
+    hints = tool.get("annotations")
+    hints = hints if isinstance(hints, Mapping) else {}
+    if hints.get("destructiveHint") is True:
+        return True
+    if hints.get("readOnlyHint") is True:
+        return False
+    return hints.get("destructiveHint") is not False or hints.get("openWorldHint") is not False
 
 
 class _Running:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +24,7 @@ from ..version import __version__
 from .confinement import Confinement, Mode
 from .exec import ExecCommand, ToolError, WriteStdin, arguments
 from .file_tools import FileTools
+from .mcp_stdio import serve_streams
 from .patch import PatchError
 from .patching import APPLY_PATCH, PatchFailed, apply, prepare, report
 from .screen import ScreenUnavailable
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["McpTools", "Opener", "http_app", "mcp_server", "serve_stdio"]
 
+T = TypeVar("T")
+
 Opener = Callable[[], Awaitable["Environment"]]
 
 OUTPUT_POLICY: Final = Policy("tokens", 10_000)
@@ -48,26 +51,38 @@ MACHINE: Final = "machine"
 
 INSTRUCTIONS: Final = (
     "Runs commands and touches files on one machine. exec_command returns a session id for what goes on"
-    " running; write_stdin types into it or looks again, screen shows what is on its terminal."
+    " running; write_stdin types into it or looks again, screen shows what is on its terminal, terminate ends"
+    " it. list_commands says what is running."
 )
 
-SCREEN: Final[dict[str, Any]] = {
-    "type": "function",
-    "name": "screen",
-    "description": "What is on the terminal of a running command that was started with tty=true.",
-    "parameters": {
+_SESSION: Final = {"session_id": {"type": "integer", "description": "The session id of a running command."}}
+
+
+def _session_tool(name: str, description: str, properties: dict[str, Any]) -> dict[str, Any]:
+    parameters = {
         "type": "object",
-        "properties": {
-            "session_id": {"type": "integer", "description": "The session id that exec_command returned."}
-        },
-        "required": ["session_id"],
+        "properties": properties,
+        "required": list(properties),
         "additionalProperties": False,
-    },
-}
+    }
+    return {"type": "function", "name": name, "description": description, "parameters": parameters}
 
 
-class _Screen(Struct, frozen=True, kw_only=True):
+SESSION_TOOLS: Final = [
+    _session_tool(
+        "screen", "What is on the terminal of a running command that was started with tty=true.", _SESSION
+    ),
+    _session_tool("list_commands", "The commands that go on running, with their session ids.", {}),
+    _session_tool("terminate", "End a running command and everything it has started.", _SESSION),
+]
+
+
+class _Session(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     session_id: int
+
+
+class _Nothing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
 
 
 class _ApplyPatch(Struct, frozen=True, kw_only=True):
@@ -116,6 +131,7 @@ class McpTools:
         self._machine = _Machine(opener)
         self._mode: Mode = mode
         self._network = network
+        self._ending: list[asyncio.Future[bool]] = []
         self._unified = UnifiedExec(
             self._machine,
             MACHINE,
@@ -129,6 +145,7 @@ class McpTools:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*self._ending, return_exceptions=True)
         await self._unified.close()
         await self._machine.close()
 
@@ -141,7 +158,7 @@ class McpTools:
         return [
             exec_command_tool(),
             write_stdin_tool(),
-            SCREEN,
+            *SESSION_TOOLS,
             APPLY_PATCH,
             *FileTools.definitions(),
         ]
@@ -154,12 +171,16 @@ class McpTools:
             raise ToolError(f"the machine cannot be reached: {error}") from None
         confinement = self._confinement(environment)
         if name == "exec_command":
-            call = arguments(text, ExecCommand)
-            return _said(await self._unified.exec_command(call, f"mcp-{secrets.token_hex(8)}"))
+            return _said(await self._run(arguments(text, ExecCommand)))
         if name == "write_stdin":
             return _said(await self._unified.write_stdin(arguments(text, WriteStdin)))
         if name == "screen":
-            return self._look(arguments(text, _Screen).session_id)
+            return self._look(arguments(text, _Session).session_id)
+        if name == "list_commands":
+            arguments(text, _Nothing)
+            return self._list()
+        if name == "terminate":
+            return await self._terminate(arguments(text, _Session).session_id), None
         if name == "apply_patch":
             return await _patch(arguments(text, _ApplyPatch).input, environment, confinement), None
         files = FileTools(confinement.files(environment))
@@ -167,13 +188,40 @@ class McpTools:
             raise ToolError(f"there is no tool `{name}`")
         return await files.call(name, text), None
 
+    async def _run(self, call: ExecCommand) -> ToolOutput:
+        """Start a command. One whose caller goes away before it learns the session id is ended: nobody
+        could ever talk to it."""
+        call_id = f"mcp-{secrets.token_hex(8)}"
+        try:
+            return await self._unified.exec_command(call, call_id)
+        except BaseException:
+            for running in self._unified.running():
+                if running.call_id == call_id:
+                    self._ending = [task for task in self._ending if not task.done()]
+                    self._ending.append(asyncio.ensure_future(self._unified.terminate(running.number)))
+            raise
+
+    def _list(self) -> tuple[str, dict[str, Any]]:
+        running = self._unified.running()
+        lines = [f"{one.number}  {'tty  ' if one.tty else ''}{one.command[-1]}" for one in running]
+        commands = [
+            {"session_id": one.number, "command": one.command, "cwd": one.cwd, "tty": one.tty}
+            for one in running
+        ]
+        return "\n".join(lines) or "no command is running", {"commands": commands}
+
+    async def _terminate(self, number: int) -> str:
+        if all(one.number != number for one in self._unified.running()):
+            raise ToolError(f"terminate failed: Unknown process id {number}")
+        if not await self._unified.terminate(number):
+            raise ToolError(f"terminate failed: process {number} could not be ended; see the server's log")
+        return f"ended {number}"
+
     def _look(self, number: int) -> tuple[str, dict[str, Any]]:
         try:
             view = self._unified.screen(number)
         except ScreenUnavailable as error:
             raise ToolError(f"screen failed: {error}") from None
-        except ToolError as error:
-            raise ToolError(str(error).replace("write_stdin failed", "screen failed")) from None
         row, column = view.cursor
         where = f"cursor: row {row + 1}, column {column + 1}"
         title = f"title: {view.title}\n" if view.title else ""
@@ -222,11 +270,12 @@ def mcp_server(tools: McpTools, name: str) -> Server[Any]:
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult(tools=offered)
 
-    async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         if params.name not in names:
             raise MCPError(code=types.INVALID_PARAMS, message=f"Unknown tool: {params.name}")
+        call = tools.call(params.name, msgspec.json.encode(params.arguments or {}))
         try:
-            text, structured = await tools.call(params.name, msgspec.json.encode(params.arguments or {}))
+            text, structured = await _while_connected(call, _gone(context.request))
         except ToolError as error:
             return types.CallToolResult(
                 content=[types.TextContent(type="text", text=str(error))], is_error=True
@@ -247,11 +296,9 @@ def mcp_server(tools: McpTools, name: str) -> Server[Any]:
 
 async def serve_stdio(tools: McpTools, name: str) -> None:
     """Serve whoever is at the other end of stdin and stdout, until stdin ends."""
-    from mcp.server.stdio import stdio_server
-
     server = mcp_server(tools, name)
-    async with tools, stdio_server() as (incoming, outgoing):
-        await server.run(incoming, outgoing, server.create_initialization_options())
+    async with tools:
+        await serve_streams(server)
 
 
 def http_app(
@@ -276,7 +323,58 @@ def http_app(
             yield state
 
     app.router.lifespan_context = lifespan
-    return app if token is None else _Guarded(app, token)
+    watched = _Watched(app)
+    return watched if token is None else _Guarded(watched, token)
+
+
+GONE: Final = "exec_server.gone"
+"""Where a request's scope says that its client has gone."""
+
+
+class _Watched:
+    """An ASGI application whose requests know when their client goes away.
+
+    The older protocol lets a call go on without its client, in case that comes back for the answer. Here
+    it could not: answers are not kept.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        gone = scope[GONE] = asyncio.Event()
+
+        async def watched() -> Any:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                gone.set()
+            return message
+
+        await self._app(scope, watched, send)
+
+
+def _gone(request: Any) -> asyncio.Event | None:
+    found = getattr(request, "scope", {}).get(GONE)
+    return found if isinstance(found, asyncio.Event) else None
+
+
+async def _while_connected(call: Coroutine[Any, Any, T], gone: asyncio.Event | None) -> T:
+    """What a call gives; it is cancelled when its client goes away."""
+    if gone is None:
+        return await call
+    work = asyncio.ensure_future(call)
+    leaving = asyncio.ensure_future(gone.wait())
+    try:
+        await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ToolError("the client has gone")
+        return work.result()
+    finally:
+        work.cancel()
+        leaving.cancel()
 
 
 class _Guarded:

@@ -10,6 +10,7 @@ import asyncio
 import http
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,19 @@ CONNECT_SECONDS: Final = 30.0
 
 MAX_RESPONSE_BYTES: Final = 64 * 1024 * 1024
 """Most that one answer may have. No model says that much; an endpoint that does, does not stop."""
+
+MAX_RAW_BYTES: Final = 256 * 1024 * 1024
+"""Most bytes that one answer may come in: the same text is in deltas, in items and in the whole."""
+
+MAX_LINE_BYTES: Final = 32 * 1024 * 1024
+"""Longest line of an answer, twice the longest arguments that are looked at. The package collects a line
+before anybody sees it, however long it gets, and ever more slowly."""
+
+MAX_ERROR_BYTES: Final = 64 * 1024
+"""Most that is read of an answer that is none but a status. What it has to say is in the first lines."""
+
+MAX_RETRY_AFTER_SECONDS: Final = 300.0
+"""Longest that an endpoint is waited for because it says so; who has to wait longer wants to know of it."""
 
 STREAM_RETRIES: Final = 5
 """The reference's default."""
@@ -59,7 +73,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     base_url: str | None = None
     """None is the vendor's own, or what OPENAI_BASE_URL says."""
     api_key: str | None = None
-    """None is what OPENAI_API_KEY says. An endpoint that wants none gets an empty word."""
+    """None is what CODEX_API_KEY or OPENAI_API_KEY says. An endpoint that wants none gets an empty word."""
     headers: Mapping[str, str] = {}
     max_retries: int = STREAM_RETRIES
     idle_seconds: float = IDLE_SECONDS
@@ -74,12 +88,22 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
 class ModelFailed(Exception):
     """A request that was not answered to its end. The text is for the event stream."""
 
-    def __init__(self, message: str, *, fatal: bool = False, network: bool = False) -> None:
+    def __init__(
+        self, message: str, *, fatal: bool = False, network: bool = False, context_full: bool = False
+    ) -> None:
         super().__init__(message)
+        self.context_full = context_full
+        """There was no room for the request; a shorter one may have."""
         self.fatal = fatal
         """Another try would end the same way."""
         self.network = network
         """Nobody was reached at all."""
+        self.retry_after: float | None = None
+        """How many seconds to wait before another try, if the endpoint said so."""
+
+
+class _TooLong(Exception):
+    """An answer that is too long to be one."""
 
 
 class ItemAdded(Struct, frozen=True):
@@ -122,7 +146,9 @@ class ModelClient:
         try:
             stream = await self._client.responses.create(model=self.settings.model, stream=True, **request)
         except openai.APIStatusError as error:
-            raise _refused(error) from None
+            refused = _refused(error)
+            refused.retry_after = _retry_after(error.response.headers)
+            raise refused from None
         except openai.APIConnectionError as error:
             raise ModelFailed(f"Connection failed: {_cause(error)}", network=True) from None
         except (openai.OpenAIError, ValueError, TypeError) as error:
@@ -147,6 +173,8 @@ class ModelClient:
                     yield happened
                 if isinstance(happened, Completed):
                     return
+        except _TooLong as error:
+            raise ModelFailed(f"{CUT_OFF}{error}") from None
         except openai.APIConnectionError as error:
             raise ModelFailed(f"{CUT_OFF}{_cause(error)}") from None
         except openai.APIError as error:
@@ -165,15 +193,47 @@ class ModelClient:
 
 
 def _key(settings: ModelSettings) -> str:
-    return os.environ.get("OPENAI_API_KEY", "") if settings.api_key is None else settings.api_key
+    if settings.api_key is not None:
+        return settings.api_key
+    return os.environ.get("CODEX_API_KEY") or os.environ.get("OPENAI_API_KEY", "")
 
 
 def _connected(settings: ModelSettings) -> AsyncOpenAI:
     import httpx2
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    class Bounded(httpx2.AsyncByteStream):
+        """The body of an answer, as long as it may be."""
+
+        def __init__(self, stream: httpx2.AsyncByteStream, is_error: bool) -> None:
+            self._stream = stream
+            self._is_error = is_error
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            total = line = 0
+            async for chunk in self._stream:
+                total += len(chunk)
+                if self._is_error and total > MAX_ERROR_BYTES:
+                    yield chunk[: len(chunk) - (total - MAX_ERROR_BYTES)]
+                    return
+                last = chunk.rfind(b"\n")
+                line = line + len(chunk) if last < 0 else len(chunk) - last - 1
+                if line > MAX_LINE_BYTES:
+                    raise _TooLong(f"a line of the answer is longer than {MAX_LINE_BYTES} bytes")
+                if total > MAX_RAW_BYTES:
+                    raise _TooLong(f"the answer is longer than {MAX_RAW_BYTES} bytes")
+                yield chunk
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    async def bound(response: httpx2.Response) -> None:
+        if isinstance(response.stream, httpx2.AsyncByteStream):
+            response.stream = Bounded(response.stream, response.is_error)
 
     timeout = httpx2.Timeout(settings.idle_seconds, connect=CONNECT_SECONDS)
     return AsyncOpenAI(
+        http_client=DefaultAsyncHttpxClient(event_hooks={"response": [bound]}, timeout=timeout),
         api_key=_key(settings),
         base_url=settings.base_url,
         max_retries=0,  # every other try is announced, so it is made by whoever announces it
@@ -249,7 +309,7 @@ def _failed(error: Mapping[str, Any]) -> ModelFailed:
     message = error.get("message")
     text = message if isinstance(message, str) and message else "the endpoint reported a failure"
     if code == "context_length_exceeded":
-        return ModelFailed(CONTEXT_FULL, fatal=True)
+        return ModelFailed(CONTEXT_FULL, fatal=True, context_full=True)
     if code in _FATAL_CODES:
         return ModelFailed(text, fatal=True)
     return ModelFailed(f"{CUT_OFF}{text}")
@@ -263,7 +323,7 @@ def _refused(error: Any) -> ModelFailed:
     code = inner.get("code") or inner.get("type") if isinstance(inner, dict) else None
     message = inner.get("message") if isinstance(inner, dict) else None
     if code == "context_length_exceeded":
-        return ModelFailed(CONTEXT_FULL, fatal=True)
+        return ModelFailed(CONTEXT_FULL, fatal=True, context_full=True)
     if code in _FATAL_CODES:
         return ModelFailed(message if isinstance(message, str) and message else str(code), fatal=True)
     if status in (400, 413, 422):
@@ -272,9 +332,31 @@ def _refused(error: Any) -> ModelFailed:
         phrase = http.HTTPStatus(status).phrase
     except ValueError:
         phrase = ""
+    if status == http.HTTPStatus.TOO_MANY_REQUESTS:
+        return ModelFailed(f"exceeded retry limit, last status: {status} {phrase}")
     said = message if isinstance(message, str) and message else "Unknown error"
     url = error.request.url
     return ModelFailed(f"unexpected status {f'{status} {phrase}'.strip()}: {said}, url: {url}")
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """What the endpoint asks for, in seconds: a number of them, or a date."""
+    from email.utils import parsedate_to_datetime
+
+    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        value = headers.get(name, "").strip()
+        if not value:
+            continue
+        try:
+            seconds = float(value) / unit
+        except ValueError:
+            try:
+                seconds = parsedate_to_datetime(value).timestamp() - time.time()
+            except (ValueError, OverflowError):
+                continue
+        if seconds == seconds:  # not NaN
+            return min(max(seconds, 0.0), MAX_RETRY_AFTER_SECONDS)
+    return None
 
 
 def _cause(error: BaseException) -> str:

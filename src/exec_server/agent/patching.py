@@ -8,8 +8,10 @@ call that is cancelled goes on to its end, one or the other: a patch is never le
 from __future__ import annotations
 
 import asyncio
+import errno
 import posixpath
 import re
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -60,8 +62,17 @@ _TYPED: Final = re.compile(
 )
 
 
+DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
+"""What a machine answers for what may not be written."""
+
+
 class PatchFailed(Exception):
     """The patch could not be applied, and nothing of it was: unless the text says otherwise."""
+
+    def __init__(self, text: str, cause: Exception | None = None) -> None:
+        super().__init__(text)
+        self.denied = getattr(cause, "errno", None) in DENIED or getattr(cause, "denied", False)
+        """Whether it was not allowed, as opposed to not possible; and nothing of it is left."""
 
 
 class TypedPatch(Struct, frozen=True):
@@ -170,16 +181,24 @@ class _Application:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._undo: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+        self._aside: list[str] = []
+        """Copies of links that were removed, in case they have to come back."""
 
     async def run(self, plan: Plan) -> None:
         began = time.monotonic()
         # Deletions last: until then everything that was there is still there.
         changes = sorted(plan.changes, key=lambda change: change.kind == "delete")
         try:
+            await self._check_distinct(changes)
             for change in changes:
                 await self._do(change)
         except (ExecServerError, OSError, PatchFailed) as error:
-            raise PatchFailed(await self._take_back(error)) from error
+            raise await self._taken_back(error) from error
+        for aside in self._aside:
+            try:
+                await self._files.remove(aside, force=True)
+            except (ExecServerError, OSError) as error:
+                log.warning("a link that was put aside is left", path=aside, error=str(error))
         log.debug("patch applied", changes=len(changes), seconds=time.monotonic() - began)
 
     async def _do(self, change: Change) -> None:
@@ -191,11 +210,52 @@ class _Application:
         else:
             await self._add(change)
 
+    async def _check_distinct(self, changes: list[Change]) -> None:
+        """Links give one file several names. A patch that goes by two of them would trip over itself."""
+        seen: dict[str, str] = {}
+        for change in changes if len(changes) > 1 else ():
+            parent, _, name = change.path.rpartition("/")
+            places = {await self._real(change.path)}
+            if change.kind == "delete":
+                places.add(f"{await self._real(parent or '/')}/{name}")  # of a link itself, not of its file
+            for place in places:
+                other = seen.setdefault(place, change.path)
+                if other != change.path:
+                    raise PatchFailed(
+                        f"{other} and {change.path} are the same file; a patch can have it only once"
+                    )
+
+    async def _real(self, path: str) -> str:
+        """Where a path leads, as far as there is something already."""
+        missing = ""
+        while True:
+            try:
+                return (await self._files.canonicalize(path)).rstrip("/") + missing
+            except (ExecServerError, OSError):
+                parent = _parent(path)
+                if parent is None:
+                    return path + missing
+                missing = path[len(parent) :] + missing
+                path = parent
+
+    async def _check_not_dangling(self, path: str, place: str) -> None:
+        """Writing through a link that leads nowhere would make a file that nobody named."""
+        real = await self._real(place)
+        try:
+            await self._files.metadata(real, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        except (ExecServerError, OSError) as error:
+            if getattr(error, "errno", None) == errno.EINVAL:
+                raise PatchFailed(
+                    f"Failed to write file {path}: {place} is a link that leads nowhere"
+                ) from None
+
     async def _check_unchanged(self, change: Change) -> None:
         try:
             now = await self._files.read(change.path)
         except (ExecServerError, OSError) as error:
-            raise PatchFailed(f"Failed to read {change.path}: {_said(error)}") from None
+            raise PatchFailed(f"Failed to read {change.path}: {_said(error)}", error) from None
         if now != change.before:
             raise PatchFailed(f"Failed to write file {change.path}: it has changed meanwhile; read it again")
 
@@ -203,11 +263,14 @@ class _Application:
         before = await self._content(change.path)
         if before is None:
             await self._make_parents(change.path)
+            await self._check_not_dangling(change.path, change.path)
             if change.moved_from is not None:
-                # So that it keeps its permissions; the content comes right after.
+                # So that it keeps its permissions; the content comes right after. The file, not a link to it:
+                # that would be written through.
+                source = await self._real(change.moved_from)
                 self._undo.append((change.path, lambda: self._files.remove(change.path, force=True)))
                 with suppress(ExecServerError, OSError):
-                    await self._files.copy(change.moved_from, change.path)
+                    await self._files.copy(source, change.path)
         await self._write(change, before)
 
     async def _content(self, path: str) -> bytes | None:
@@ -216,7 +279,7 @@ class _Application:
         except FileNotFoundError:
             return None
         except (ExecServerError, OSError) as error:
-            raise PatchFailed(f"Failed to write file {path}: {_said(error)}") from None
+            raise PatchFailed(f"Failed to write file {path}: {_said(error)}", error) from None
 
     async def _make_parents(self, path: str) -> None:
         missing: list[str] = []
@@ -225,11 +288,12 @@ class _Application:
             missing.append(parent)
             parent = _parent(parent)
         for directory in reversed(missing):
+            await self._check_not_dangling(path, directory)
             self._undo.append((directory, partial(self._forget_directory, directory)))
             try:
                 await self._files.make_directory(directory)
             except (ExecServerError, OSError) as error:
-                raise PatchFailed(f"Failed to write file {path}: {_said(error)}") from None
+                raise PatchFailed(f"Failed to write file {path}: {_said(error)}", error) from None
 
     async def _forget_directory(self, directory: str) -> None:
         # Somebody may have put something there since; that is not ours to take away.
@@ -245,17 +309,36 @@ class _Application:
         try:
             await self._files.write(change.path, change.after or b"")
         except (ExecServerError, OSError) as error:
-            raise PatchFailed(f"Failed to write file {change.path}: {_said(error)}") from None
+            raise PatchFailed(f"Failed to write file {change.path}: {_said(error)}", error) from None
 
     async def _remove(self, change: Change) -> None:
         await self._check_unchanged(change)
-        self._undo.append((change.path, lambda: self._files.write(change.path, change.before or b"")))
+        if not await self._put_aside(change.path):
+            self._undo.append((change.path, lambda: self._files.write(change.path, change.before or b"")))
         try:
             await self._files.remove(change.path)
         except (ExecServerError, OSError) as error:
-            raise PatchFailed(f"Failed to delete file {change.path}: {_said(error)}") from None
+            raise PatchFailed(f"Failed to delete file {change.path}: {_said(error)}", error) from None
 
-    async def _take_back(self, error: Exception) -> str:
+    async def _put_aside(self, path: str) -> bool:
+        """Keep a link that is to be removed; False if it is none, or cannot be kept."""
+        aside = f"{path}.{secrets.token_hex(4)}.removed"
+        try:
+            if not (await self._files.metadata(path)).is_symlink:
+                return False
+            self._undo.append((aside, lambda: self._files.remove(aside, force=True)))
+            await self._files.copy(path, aside)
+        except (ExecServerError, OSError):
+            return False
+        self._undo.append((path, partial(self._put_back, aside, path)))
+        self._aside.append(aside)
+        return True
+
+    async def _put_back(self, aside: str, path: str) -> None:
+        await self._files.remove(path, force=True)
+        await self._files.copy(aside, path)
+
+    async def _taken_back(self, error: Exception) -> PatchFailed:
         """Undo in reverse order; what to tell the model."""
         left: list[str] = []
         for path, undo in reversed(self._undo):
@@ -264,9 +347,10 @@ class _Application:
             except (ExecServerError, OSError) as failure:
                 left.append(f"{path}: {_said(failure)}")
         if not left:
-            return f"{error}\nNothing was changed.\n"
+            return PatchFailed(f"{error}\nNothing was changed.\n", error)
         log.error("a patch could not be taken back", left=left)
-        return f"{error}\nThese could not be put back as they were:\n" + "".join(f"{one}\n" for one in left)
+        listed = "".join(f"{one}\n" for one in left)
+        return PatchFailed(f"{error}\nThese could not be put back as they were:\n{listed}")
 
 
 def _parent(path: str) -> str | None:

@@ -32,6 +32,9 @@ MAX_META_BYTES: Final = 16 * 1024 * 1024
 UNSUPPORTED: Final = frozenset((errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK))
 """What file systems answer that have no links, or no locks."""
 
+REPAIR_BYTES: Final = 64 * 1024
+"""What is read at once, from the end of a file, to find its last newline."""
+
 OWN_MEMBERS: Final = frozenset(("ordinal", "payload", "timestamp", "type"))
 """Members of a record that nobody but the writer gives."""
 
@@ -295,14 +298,13 @@ def _write_whole(fd: int, data: bytes) -> None:
 
 def _repair(fd: int, path: str) -> None:
     """End the file with a whole line: add the newline if only that is missing, else drop what is torn."""
-    end = os.fstat(fd).st_size
-    tail = b""
-    position = end
-    while position > 0 and b"\n" not in tail:
-        step = min(position, 64 * 1024)
+    end = position = os.fstat(fd).st_size
+    blocks: list[bytes] = []
+    while position > 0 and (not blocks or b"\n" not in blocks[-1]):
+        step = min(position, REPAIR_BYTES)
         position -= step
-        tail = os.pread(fd, step, position) + tail
-    torn = tail.rpartition(b"\n")[2]
+        blocks.append(os.pread(fd, step, position))
+    torn = b"".join(reversed(blocks)).rpartition(b"\n")[2]
     if not torn:
         return
     try:

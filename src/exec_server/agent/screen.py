@@ -6,10 +6,13 @@ emulating costs two seconds per megabyte, and most terminals are never looked at
 
 from __future__ import annotations
 
+import unicodedata
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
+
+from .screen_input import ScreenInput
 
 if TYPE_CHECKING:
     import pyte
@@ -25,6 +28,13 @@ everything in a few KiB."""
 
 _ALTERNATE: Final = frozenset({47, 1047, 1049})
 """Private modes by which full-screen programs ask for a screen of their own, and give it back."""
+
+JOINERS: Final = frozenset("\u200d\ufe0e\ufe0f")
+"""Characters without width that make one picture out of several; others of their kind (marks of direction,
+breaks nobody sees) are left out."""
+
+MARKS_MOST: Final = 32
+"""Most characters in one cell: a family with children and all its joiners is 11."""
 
 
 class ScreenUnavailable(Exception):
@@ -58,7 +68,8 @@ class Screen:
         self._backlog: deque[bytes] = deque()
         self._size = 0
         self._complete = True
-        self._emulator: tuple[pyte.Screen, pyte.ByteStream] | None = None
+        self._emulator: tuple[pyte.Screen, pyte.Stream] | None = None
+        self._input = ScreenInput()
 
     def feed(self, data: bytes) -> None:
         """More output."""
@@ -86,7 +97,7 @@ class Screen:
         row = min(screen.cursor.y, screen.lines - 1)
         column = min(screen.cursor.x, screen.columns - 1)
         return ScreenView(
-            [line.rstrip() for line in screen.display],
+            [_row(screen, at) for at in range(screen.lines)],
             (row, column),
             not screen.cursor.hidden,
             screen.title,
@@ -96,6 +107,7 @@ class Screen:
     def _catch_up(self) -> pyte.Screen:
         if self._emulator is None:
             self._emulator = _make_emulator(self._rows, self._cols)
+            self._input = ScreenInput()
             if not self._complete and self._backlog:
                 # It starts in the middle of something: of a sequence, perhaps, or of a character.
                 first = self._backlog[0]
@@ -103,22 +115,73 @@ class Screen:
                 self._backlog[0] = first[start:]
         screen, stream = self._emulator
         while self._backlog:
-            stream.feed(self._backlog.popleft())
+            stream.feed(self._input.feed(self._backlog.popleft()))
         self._size = 0
         return screen
 
 
-def _make_emulator(rows: int, cols: int) -> tuple[pyte.Screen, pyte.ByteStream]:
+def _row(screen: pyte.Screen, at: int) -> str:
+    line = screen.buffer[at]
+    return "".join(line[column].data for column in range(screen.columns)).rstrip()
+
+
+def _make_emulator(rows: int, cols: int) -> tuple[pyte.Screen, pyte.Stream]:
     try:
         import pyte
+        from pyte.modes import DECAWM, IRM
+        from wcwidth import wcwidth
     except ImportError:
         raise ScreenUnavailable("looking at a screen needs pyte: install exec-server[screen]") from None
 
     class Tolerant(pyte.Screen):
-        """Two things pyte does not do: a screen of their own for programs that ask for it, and staying
-        calm about sequences with parameters it did not expect."""
+        """Three things pyte does not do: a screen of their own for programs that ask for it, staying calm
+        about sequences with parameters it did not expect, and printing on behind a character without
+        width."""
 
         saved: tuple[Any, Any] | None = None
+
+        def draw(self, data: str) -> None:
+            for char in data:
+                width = wcwidth(char)
+                if width <= 0:
+                    self.add_mark(char)
+                    continue
+                if self.cursor.x + width > self.columns:
+                    if DECAWM in self.mode:
+                        self.carriage_return()
+                        self.linefeed()
+                    else:
+                        self.cursor.x = max(self.columns - width, 0)
+                if IRM in self.mode:
+                    self.insert_characters(width)
+                self.put(char, width)
+            self.dirty.add(self.cursor.y)
+
+        def put(self, char: str, width: int) -> None:
+            """One character at the cursor. A wide one takes two cells, the second of which is empty; what
+            is left of one that was there before is a blank."""
+            line, column = self.buffer[self.cursor.y], self.cursor.x
+            cell = self.cursor.attrs
+            if column and line[column].data == "":
+                line[column - 1] = cell._replace(data=" ")
+            after = column + width
+            if after < self.columns and line[after].data == "":
+                line[after] = cell._replace(data=" ")
+            line[column] = cell._replace(data=char)
+            if width == 2 and column + 1 < self.columns:
+                line[column + 1] = cell._replace(data="")
+            self.cursor.x = min(after, self.columns)
+
+        def add_mark(self, char: str) -> None:
+            """A character without a width of its own belongs to the one before it."""
+            row, column = self.cursor.y, self.cursor.x
+            if not column or (not char.isprintable() and char not in JOINERS):
+                return
+            line = self.buffer[row]
+            column -= 2 if column > 1 and line[column - 1].data == "" else 1
+            joined = unicodedata.normalize("NFC", line[column].data + char)
+            if len(joined) <= MARKS_MOST:
+                line[column] = line[column]._replace(data=joined)
 
         def set_mode(self, *modes: int, **kwargs: Any) -> None:
             if kwargs.get("private") and _ALTERNATE.intersection(modes) and self.saved is None:
@@ -153,4 +216,4 @@ def _make_emulator(rows: int, cols: int) -> tuple[pyte.Screen, pyte.ByteStream]:
         if hasattr(Tolerant, name):
             setattr(Tolerant, name, tolerant(name))
     screen = Tolerant(cols, rows)
-    return screen, pyte.ByteStream(screen)
+    return screen, pyte.Stream(screen)

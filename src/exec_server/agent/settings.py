@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, get_args
 
 from msgspec import Struct
 
 from ..client.errors import ExecServerError
 from .approvals import ApprovalMode
 from .confinement import MODES, Mode
-from .mcp_client import STARTUP_SECONDS, TOOL_SECONDS, McpServer
+from .mcp_client import STARTUP_SECONDS, TOOL_SECONDS, ApprovalNeed, McpServer
 from .model import IDLE_SECONDS, STREAM_RETRIES, ModelSettings
+from .subagents import MAX_AGENTS
 
 __all__ = ["AgentConfig", "BadConfig", "load_config"]
 
@@ -24,9 +25,12 @@ APPROVALS: Final[dict[str, ApprovalMode]] = {
     "never": "never",
     "on-request": "on-request",
     "on-failure": "on-request",
-    "untrusted": "on-request",
 }
-"""What is asked is always a request of the model's own; the reference's other policies come to that here."""
+"""What is asked is a request of the model's own, or what the sandbox did not let. The reference's `untrusted`
+promises more, to ask about every command it does not know; so it is refused rather than taken for less."""
+
+BUILT_IN_PROVIDER: Final = "openai"
+"""The one provider that needs no table: the vendor's own endpoint."""
 
 
 class BadConfig(ExecServerError):
@@ -47,6 +51,12 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     mode: Mode | None = None
     approvals: ApprovalMode | None = None
     web_search: bool = False
+    writable: tuple[str, ...] = ()
+    network: bool = False
+    compact_tokens: int | None = None
+    context_window: int | None = None
+    max_agents: int = MAX_AGENTS
+    agent_depth: int = 1
     servers: tuple[McpServer, ...] = ()
 
     def model_settings(
@@ -66,28 +76,44 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
         )
 
 
-def load_config(home: str, environ: Mapping[str, str] | None = None) -> AgentConfig:
-    """What `config.toml` in the home directory says; nothing, if there is none."""
+def load_config(
+    home: str, environ: Mapping[str, str] | None = None, overrides: Sequence[str] = ()
+) -> AgentConfig:
+    """What `config.toml` in the home directory says; nothing, if there is none.
+
+    `overrides` are `KEY=VALUE` texts that win over it: a dotted key, and a value in TOML, or a plain text.
+    """
     environ = os.environ if environ is None else environ
     path = os.path.join(home, "config.toml")
+    values: dict[str, Any] = {}
     try:
         with open(path, "rb") as file:
-            table = _Table(tomllib.load(file), path)
+            values = tomllib.load(file)
     except FileNotFoundError:
-        return AgentConfig()
+        pass
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"failed to read {path}: {error}") from None
+    for override in overrides:
+        _override(values, override)
+    table = _Table(values, path)
     provider = table.text("model_provider")
+    if provider not in (None, BUILT_IN_PROVIDER) and provider not in table.table("model_providers").values:
+        # Without its table the prompt and the key would go to somebody else.
+        raise BadConfig(
+            f"{path}: `model_provider` is `{provider}`, but there is no [model_providers.{provider}]"
+        )
     entry = table.table("model_providers").table(provider) if provider else _Table({}, path)
     key_name = entry.text("env_key")
     if key_name and key_name not in environ:
         raise BadConfig(
             f"{path}: the key of provider `{provider}` is in the variable {key_name}, which is not set"
         )
+    workspace, agents = table.table("sandbox_workspace_write"), table.table("agents")
+    window, limit = table.count("model_context_window"), table.count("model_auto_compact_token_limit")
     return AgentConfig(
         model=table.text("model"),
         provider=provider,
-        base_url=entry.text("base_url"),
+        base_url=entry.text("base_url") or table.text("openai_base_url"),
         api_key=environ[key_name] if key_name else None,
         headers=entry.texts("http_headers"),
         max_retries=int(entry.number("stream_max_retries", STREAM_RETRIES)),
@@ -96,8 +122,31 @@ def load_config(home: str, environ: Mapping[str, str] | None = None) -> AgentCon
         mode=_mode(table),
         approvals=_approvals(table),
         web_search=table.text("web_search") in ("live", "cached") or table.table("tools").flag("web_search"),
+        writable=workspace.list_of_texts("writable_roots"),
+        network=workspace.flag("network_access"),
+        compact_tokens=limit,
+        context_window=window,
+        max_agents=int(agents.number("max_threads", MAX_AGENTS)),
+        agent_depth=int(agents.number("max_depth", 1)),
         servers=_servers(table.table("mcp_servers"), environ),
     )
+
+
+def _override(values: dict[str, Any], text: str) -> None:
+    """Put one `KEY=VALUE` where it belongs."""
+    key, equals, value = text.partition("=")
+    *tables, name = [part.strip() for part in key.split(".")]
+    if not equals or not name or not all(tables):
+        raise BadConfig(f"the setting {text!r} is not KEY=VALUE")
+    for part in tables:
+        inner = values.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise BadConfig(f"the setting {text!r}: `{part}` is no table")
+        values = inner
+    try:
+        values[name] = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        values[name] = value.strip()
 
 
 def _mode(table: _Table) -> Mode | None:
@@ -115,7 +164,10 @@ def _approvals(table: _Table) -> ApprovalMode | None:
     if said is None:
         return None
     if not isinstance(said, str) or said not in APPROVALS:
-        raise BadConfig(f"{table.where}: `approval_policy` must be one of {', '.join(APPROVALS)}")
+        raise BadConfig(
+            f"{table.where}: `approval_policy` must be one of {', '.join(APPROVALS)} here"
+            " (`-c approval_policy=never` wins over the file)"
+        )
     return APPROVALS[said]
 
 
@@ -144,9 +196,28 @@ def _servers(table: _Table, environ: Mapping[str, str]) -> tuple[McpServer, ...]
                 startup_seconds=entry.number("startup_timeout_sec", STARTUP_SECONDS),
                 tool_seconds=entry.number("tool_timeout_sec", TOOL_SECONDS),
                 required=entry.flag("required"),
+                approval=_need(entry, "default_tools_approval_mode"),
+                tool_approvals=_needs(entry.table("tools")),
             )
         )
     return tuple(servers)
+
+
+def _needs(table: _Table) -> dict[str, ApprovalNeed]:
+    tools = {name: table.table(name) for name in table.values}
+    return {
+        name: _need(tool, "approval_mode") for name, tool in tools.items() if "approval_mode" in tool.values
+    }
+
+
+def _need(table: _Table, name: str) -> ApprovalNeed:
+    said = table.text(name) or "auto"
+    for need in get_args(ApprovalNeed):
+        if said == need:
+            return need  # type: ignore[no-any-return]  # get_args does not say of what
+    raise BadConfig(
+        f"{table.where}: `{name}` must be one of {', '.join(get_args(ApprovalNeed))}, not `{said}`"
+    )
 
 
 class _Table:
@@ -173,6 +244,9 @@ class _Table:
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise BadConfig(f"{self.where}: `{name}` must be a number that is not negative")
         return float(value)
+
+    def count(self, name: str) -> int | None:
+        return int(self.number(name, 0)) if name in self.values else None
 
     def texts(self, name: str) -> dict[str, str]:
         value = self._get(name, dict, "a table of texts") or {}

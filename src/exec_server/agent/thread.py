@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
@@ -37,6 +37,11 @@ NOT_INHERITED: Final = (
     "subagent_history_start_ordinal",
 )
 """Members of a first record that say how that very file came to be."""
+
+OWN_MEMBERS: Final = frozenset(
+    ("cli_version", "cwd", "history_mode", "id", "originator", "session_id", "timestamp")
+)
+"""Members of a first record that nobody but the thread itself gives."""
 
 MAX_BASES: Final = 1000
 """Forks of forks that are followed to the beginning; more is a circle."""
@@ -73,6 +78,7 @@ class Thread:
         *,
         clock: Clock,
         writer: RolloutWriter | None = None,
+        skipped: int = 0,
     ) -> None:
         self._clock = clock
         self._writer = writer
@@ -83,6 +89,8 @@ class Thread:
         self.path = path
         self.meta = meta
         self.roots = tuple(roots)
+        self.skipped = skipped
+        """Lines of its file that could not be read, a torn last one not counted."""
 
     @property
     def id(self) -> str:
@@ -147,14 +155,23 @@ class Threads:
 
     def start(
         self,
-        cwd: str,
+        cwd: str | os.PathLike[str],
         *,
         roots: Sequence[SelectedRoot] = (),
         source: str = "exec",
         model_provider: str | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> Thread:
-        """A new thread. Nothing is written until it has something to keep."""
+        """A new thread. Nothing is written until it has something to keep.
+
+        `more` are members of its first record beyond those that every thread has.
+        """
+        cwd = _text(cwd, "cwd")
+        _check_roots(roots)
+        if taken := OWN_MEMBERS & (more or {}).keys():
+            raise ValueError(
+                f"`{'`, `'.join(sorted(taken))}` cannot be given in `more`: a thread has its own"
+            )
         now = self.clock()
         meta = SessionMeta.new(
             new_thread_id(self.clock),
@@ -169,8 +186,11 @@ class Threads:
         )
         return Thread(self._path(meta.id, now), meta, roots, clock=self.clock)
 
-    def resume(self, thread: str, *, roots: Sequence[SelectedRoot] | None = None) -> Thread:
+    def resume(
+        self, thread: str | os.PathLike[str], *, roots: Sequence[SelectedRoot] | None = None
+    ) -> Thread:
         """Go on with a thread, named by its id or its file. Roots that are given win over its selection."""
+        _check_roots(roots or ())
         writer, loaded = RolloutWriter.open(self._find(thread), self.clock)
         try:
             history = self._with_base(loaded)
@@ -178,48 +198,71 @@ class Threads:
             writer.close()
             raise
         chosen = loaded.meta.selected_capability_roots if roots is None else roots
-        return Thread(loaded.path, loaded.meta, chosen, history, clock=self.clock, writer=writer)
+        return Thread(
+            loaded.path,
+            loaded.meta,
+            chosen,
+            history,
+            clock=self.clock,
+            writer=writer,
+            skipped=loaded.skipped,
+        )
 
-    def read(self, thread: str) -> tuple[SessionMeta, list[Record]]:
+    def read(self, thread: str | os.PathLike[str]) -> tuple[SessionMeta, list[Record]]:
         """What a thread is and everything in it that still counts. Also while somebody is writing it."""
         loaded = read_rollout(self._find(thread))
         return loaded.meta, without_rolled_back(self._with_base(loaded))
 
     def fork(
         self,
-        parent: str | Thread,
+        parent: str | os.PathLike[str] | Thread,
         *,
         turns: int | None = None,
         subagent: bool = False,
-        cwd: str | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        keep: Callable[[Record], bool] | None = None,
+        roots: Sequence[SelectedRoot] | None = None,
     ) -> Thread:
         """A new thread that begins with what a thread has come to: all of it, or its last `turns` turns.
 
-        The selection of roots is inherited either way, also with no turns at all. A `subagent` knows the
-        thread that it works for. The child's file is there at once if it has any history.
+        The selection of roots is inherited either way, also with no turns at all, unless others are given. A
+        `subagent` knows the thread that it works for. Of the history only what is to `keep` is taken along.
+        The child's file is there at once if it has any history.
         """
+        if turns is not None and type(turns) is not int:
+            raise TypeError(f"turns is how many of the last turns to keep, not {turns!r}")
         if turns is not None and turns < 0:
             raise ValueError(f"turns is how many of the last turns to keep, 0 or more, not {turns}")
+        cwd = None if cwd is None else _text(cwd, "cwd")
+        _check_roots(roots or ())
         if isinstance(parent, Thread) and not parent.exists:
-            return self._child(parent.meta, subagent, cwd)
+            return self._child(parent.meta, subagent, cwd, roots=roots)
         loaded = read_rollout(parent.path if isinstance(parent, Thread) else self._find(parent))
         history = self._with_base(loaded)
-        if turns is None and loaded.meta.paginated and loaded.records[-1].ordinal is not None:
+        whole = turns is None and keep is None
+        if whole and loaded.meta.paginated and loaded.records[-1].ordinal is not None:
             # As the reference: the parent's lines up to here are the child's, without a copy.
             end = loaded.records[-1].ordinal + 1
             base = {"thread_id": loaded.meta.id, "end_ordinal_exclusive": end, "end_byte_offset": loaded.end}
             more = {"forked_from_ordinal_exclusive": end, "history_base": base}
-            child = self._child(loaded.meta, subagent, cwd, more)
+            child = self._child(loaded.meta, subagent, cwd, more, roots=roots)
             child.begin(history, copied=(), first_ordinal=end)
             return child
         kept = without_rolled_back(history) if turns is None else last_turns(history, turns)
-        child = self._child(loaded.meta, subagent, cwd)
+        kept = [record for record in kept if keep is None or keep(record)]
+        child = self._child(loaded.meta, subagent, cwd, roots=roots)
         if kept:
             child.begin(kept, copied=kept)
         return child
 
     def _child(
-        self, parent: SessionMeta, subagent: bool, cwd: str | None, more: Mapping[str, Any] | None = None
+        self,
+        parent: SessionMeta,
+        subagent: bool,
+        cwd: str | None,
+        more: Mapping[str, Any] | None = None,
+        *,
+        roots: Sequence[SelectedRoot] | None = None,
     ) -> Thread:
         now = self.clock()
         child_id = new_thread_id(self.clock)
@@ -231,10 +274,13 @@ class Threads:
             "timestamp": timestamp(now),
             "originator": ORIGINATOR,
             "cli_version": __version__,
-            **({"parent_thread_id": parent.id} if subagent else {}),
+            **(_of_subagent(parent) if subagent else {}),
             **({} if cwd is None else {"cwd": cwd}),
             **(more or {}),
         }
+        if roots is not None:
+            payload.pop("selected_capability_roots", None)
+            payload |= {"selected_capability_roots": [root.to_json() for root in roots]} if roots else {}
         meta = SessionMeta(payload)
         return Thread(self._path(child_id, now), meta, meta.selected_capability_roots, clock=self.clock)
 
@@ -242,7 +288,8 @@ class Threads:
         """The file of a thread."""
         return next((path for path, _, found in self._files() if found == thread_id), None)
 
-    def _find(self, thread: str) -> str:
+    def _find(self, thread: str | os.PathLike[str]) -> str:
+        thread = _text(thread, "a thread")
         if thread.endswith(".jsonl"):
             return thread
         path = self.find(thread)
@@ -288,15 +335,50 @@ class Threads:
     def list(self) -> list[ThreadSummary]:
         """Every thread, the newest first. What is no thread is not among them."""
         found: list[ThreadSummary] = []
-        for path, started, _ in self._files():
+        seen: set[tuple[int, int]] = set()
+        # A link beside a file is the same thread, not another one.
+        for path, started, _ in sorted(self._files(), key=lambda file: os.path.islink(file[0])):
             try:
+                status = os.stat(path)
+                identity = (status.st_dev, status.st_ino)
                 meta = read_meta(path)
             except (OSError, RolloutError) as error:
                 log.warning("thread cannot be read", path=path, error=str(error))
                 continue
-            if meta is not None:
+            if meta is not None and identity not in seen:
+                seen.add(identity)
                 found.append(ThreadSummary(meta.id, path, started, meta))
         return sorted(found, key=lambda thread: (thread.started, thread.id), reverse=True)
+
+
+def _text(value: str | os.PathLike[str], what: str) -> str:
+    """A path or an id as text."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is named by text or a path, not by {type(value).__name__}: {value!r}")
+    return text
+
+
+def _check_roots(roots: Sequence[SelectedRoot]) -> None:
+    for root in roots:
+        if not isinstance(root, SelectedRoot):
+            raise TypeError(
+                f"roots are what `SelectedRoot.select` gives, not {type(root).__name__}: {root!r}"
+            )
+
+
+def _of_subagent(parent: SessionMeta) -> dict[str, Any]:
+    """What the first record of a subagent's thread says of it, as the reference has it."""
+    source: Any = parent.payload.get("source")
+    for name in ("subagent", "thread_spawn", "depth"):
+        source = source.get(name) if isinstance(source, dict) else None
+    depth = source + 1 if type(source) is int else 1
+    spawned = {"parent_thread_id": parent.id, "depth": depth, "agent_path": None, "agent_role": None}
+    return {
+        "parent_thread_id": parent.id,
+        "source": {"subagent": {"thread_spawn": spawned}},
+        "thread_source": "subagent",
+    }
 
 
 def _part_before(parent: Loaded, base: HistoryBase, child_id: str) -> list[Record]:

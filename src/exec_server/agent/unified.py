@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from .. import log
 from ..client.errors import ExecServerError, ProcessFailed, ServerRejected, StdinClosed
-from ..services import Environment
+from ..services import Environment, Process
 from ..wire.errors import RpcError
 from ..wire.uri import ForeignPath
 from .buffer import BUFFER_BYTES, HeadTailBuffer
@@ -129,6 +129,10 @@ class UnifiedExec:
         self._store: ProcessStore[UnifiedProcess] = ProcessStore(
             self._settings.max_processes, sequential=self._settings.sequential_ids
         )
+        self._starting = 0
+        """Commands that are being started and will need room."""
+        self._calls_over = asyncio.Event()
+        """Set whenever a call is over: there may be room now."""
         self._pauses = 0
         self._paused_at = 0.0
         self._paused_for = 0.0
@@ -145,23 +149,34 @@ class UnifiedExec:
         number = self._store.reserve()
         try:
             request = await self._decide(call, call_id, number, environment, environment_id)
-            running = await self._start(environment, request, call, call_id, number)
+            await self._make_room()
+            running = await self._start_counted(environment, request, call, call_id, number)
         except BaseException:
             self._store.release(number)
             raise
         least = MIN_YIELD_WINDOWS_MS if environment.info.platform_os == "windows" else MIN_YIELD_MS
         window = clamp(call.yield_time_ms, DEFAULT_YIELD_MS, least, MAX_YIELD_MS)
-        return await self._first_window(running, window, call.max_output_tokens)
+        try:
+            return await self._first_window(running, window, call.max_output_tokens)
+        finally:
+            self._calls_over.set()
 
     async def write_stdin(self, call: WriteStdin) -> ToolOutput:
         """Type into a command that goes on, or look at it, and wait for what it says to that."""
         number = call.session_id
         running = self._store.get(number)
         if running is None:
-            raise _unknown(number)
+            raise _unknown("write_stdin", number)
+        try:
+            return await self._interact(running, call)
+        finally:
+            self._calls_over.set()
+
+    async def _interact(self, running: UnifiedProcess, call: WriteStdin) -> ToolOutput:
+        number = running.number
         async with running.lock:
             if self._store.get(number) is not running:
-                raise _unknown(number)
+                raise _unknown("write_stdin", number)
             self._store.touch(running)
             if call.chars:
                 await self._type(running, call.chars)
@@ -180,7 +195,7 @@ class UnifiedExec:
         """What is on the terminal of a command that goes on."""
         running = self._store.get(number)
         if running is None:
-            raise _unknown(number)
+            raise _unknown("screen", number)
         if running.screen is None:
             raise ScreenUnavailable(f"process {number} has no terminal; start it with tty=true")
         return running.screen.view()
@@ -200,6 +215,7 @@ class UnifiedExec:
         if running is None:
             return False
         gone = await running.terminate()
+        self._calls_over.set()
         if gone and self._store.get(number) is running:
             self._store.release(number)
             self._in_background(running.told(CLEANUP_SECONDS))
@@ -247,11 +263,40 @@ class UnifiedExec:
             self._tell_whole(request, call_id, number, "declined", str(refusal))
             raise ToolError(f"exec_command failed: {refusal}") from None
 
+    async def _make_room(self) -> None:
+        """Until there is room for one more command: an old one goes for it, but none that somebody is
+        waiting for. If there are only such, this one waits, too."""
+        while self._store.is_full(self._starting):
+            gone = self._store.make_room()
+            if gone is not None:
+                self._in_background(self._end(gone))
+                continue
+            self._calls_over.clear()
+            await self._calls_over.wait()
+
+    async def _start_counted(
+        self, environment: Environment, request: ExecRequest, call: ExecCommand, call_id: str, number: int
+    ) -> UnifiedProcess:
+        self._starting += 1
+        try:
+            running = await self._start(environment, request, call, call_id, number)
+            if not running.exit_seen:
+                # Stored before anything is waited for, so that an interrupted turn does not lose it.
+                self._store.store(running)
+            return running
+        finally:
+            self._starting -= 1
+            self._calls_over.set()
+
     async def _start(
         self, environment: Environment, request: ExecRequest, call: ExecCommand, call_id: str, number: int
     ) -> UnifiedProcess:
+        starting = asyncio.ensure_future(start(environment, request, f"{number}-{uuid4()}"))
         try:
-            process = await start(environment, request, f"{number}-{uuid4()}")
+            process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._in_background(_end_when_started(starting))
+            raise
         except (ExecServerError, OSError, ValueError, TypeError) as error:
             cause = error.message if isinstance(error, ServerRejected) else str(error)
             text = f"Failed to create unified exec process: {cause}"
@@ -298,11 +343,6 @@ class UnifiedExec:
         return running.exit.sandbox_denied
 
     async def _first_window(self, running: UnifiedProcess, window: int, max_tokens: int | None) -> ToolOutput:
-        if not running.exit_seen:
-            # Stored before anything is waited for, so that an interrupted turn does not lose it.
-            gone = self._store.store(running)
-            if gone is not None:
-                self._in_background(self._end(gone))
         async with running.lock:
             output = await self._collected(running, window, max_tokens)
         if running.failure is not None:
@@ -460,11 +500,19 @@ def clamp(asked: int | None, default: int, least: int, most: int) -> int:
     return min(max(default if asked is None else asked, least), most)
 
 
+async def _end_when_started(starting: asyncio.Future[Process]) -> None:
+    """Nobody waits for it any more, but the machine may have started it."""
+    try:
+        await (await starting).terminate()
+    except (ExecServerError, OSError, ValueError, TypeError) as error:
+        log.debug("a command whose call was cancelled did not start", error=str(error))
+
+
 def _write_window(call: WriteStdin, max_poll_ms: int) -> int:
     if call.chars:
         return clamp(call.yield_time_ms, DEFAULT_WRITE_YIELD_MS, MIN_YIELD_MS, MAX_YIELD_MS)
     return clamp(call.yield_time_ms, DEFAULT_WRITE_YIELD_MS, MIN_POLL_MS, max(max_poll_ms, MIN_POLL_MS))
 
 
-def _unknown(number: int) -> ToolError:
-    return ToolError(f"write_stdin failed: Unknown process id {number}")
+def _unknown(tool: str, number: int) -> ToolError:
+    return ToolError(f"{tool} failed: Unknown process id {number}")

@@ -73,15 +73,20 @@ class ProcessStore(Generic[P]):
         self._processes.pop(number, None)
         self._reserved.discard(number)
 
-    def store(self, process: P) -> P | None:
-        """Keep a process; gives the one that had to go for it, which is to be terminated."""
-        gone = None
-        if len(self._processes) >= self._most:
-            gone = victim(list(self._processes.values()))
-            if gone is not None:
-                self.release(gone.number)
-        self._processes[process.number] = process
+    def is_full(self, starting: int = 0) -> bool:
+        """Whether there is no room for another, besides those that are being started."""
+        return len(self._processes) + starting >= self._most
+
+    def make_room(self) -> P | None:
+        """Let one go, which is to be terminated; None if somebody talks to every one that could."""
+        gone = victim(list(self._processes.values()), min(PROTECTED, self._most - 1))
+        if gone is not None:
+            self.release(gone.number)
         return gone
+
+    def store(self, process: P) -> None:
+        """Keep a process."""
+        self._processes[process.number] = process
 
     def get(self, number: int) -> P | None:
         return self._processes.get(number)

@@ -37,11 +37,19 @@ CTRL_C: Final = b"\x03"
 
 
 async def attend(
-    client: Client, process: RemoteProcess, tty: bool, forward: bool, timeout: float | None
+    client: Client,
+    process: RemoteProcess,
+    tty: bool,
+    forward: bool,
+    timeout: float | None,
+    deadline: float | None = None,
 ) -> int:
-    """Pass everything on until the command has ended; its exit code."""
+    """Pass everything on until the command has ended; its exit code. The `timeout` may have begun before, and
+    is over at the `deadline`."""
+    if timeout is not None and deadline is None:
+        deadline = asyncio.get_running_loop().time() + timeout
     with _Terminal(tty) as terminal:
-        return await _Attendance(client, process, tty, terminal).until_the_end(forward, timeout)
+        return await _Attendance(client, process, tty, terminal).until_the_end(forward, timeout, deadline)
 
 
 class _Attendance:
@@ -57,14 +65,14 @@ class _Attendance:
         self._undelivered = 0
         self._stuck = False
 
-    async def until_the_end(self, forward: bool, timeout: float | None) -> int:
+    async def until_the_end(self, forward: bool, timeout: float | None, deadline: float | None) -> int:
         """Its exit code, or what stands for it."""
         self._forward_signals()
         if forward:
             self._soon(self._forward_input())
         passing_on = asyncio.ensure_future(self._pass_on_output())
         try:
-            async with asyncio.timeout(timeout) as limit:
+            async with asyncio.timeout_at(deadline) as limit:
                 return await passing_on
         except TimeoutError:
             if timeout is None or not limit.expired():
@@ -146,10 +154,12 @@ class _Attendance:
 
         self._undelivered += 1
         try:
-            if number is signal.SIGINT or self._client.has("processSignals"):
-                await self._process.signal(number.name)
-            else:
-                await self._process.terminate()
+            # The connection may have been lost since we looked: do not wait until it is made again.
+            with self._client.fail_fast():
+                if number is signal.SIGINT or self._client.has("processSignals"):
+                    await self._process.signal(number.name)
+                else:
+                    await self._process.terminate()
         except ConnectionLost:
             if not self._process.ended:
                 self._leave(128 + number, f"stopped by {number.name}")

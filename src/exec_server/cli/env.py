@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import fail
+from .options import directory_there, fail
 from .starting import load_configuration, only, printable, started, unknown_environment, where
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def show(as_json: bool) -> None:
 def check(names: tuple[str, ...], as_json: bool) -> None:
     """Connect to environments (all, unless some are named) and say of each whether it works.
 
-    All at once: one that does not answer delays no other. Exit status 1 if one does not work.
+    All at once: one that does not answer delays no other. Exit status 1 if one does not work, or if there
+    is none.
     """
     configuration = load_configuration()
     for name in names:
@@ -59,6 +60,7 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
     chosen = list(dict.fromkeys(names)) or configuration.ids()
     if not chosen:
         click.echo(f"no environment may be used ({printable(configuration.source)})", err=as_json)
+        raise SystemExit(1)
     results = asyncio.run(_check_all(configuration, chosen, as_json))
     if not all(result["ok"] for result in results):
         raise SystemExit(1)
@@ -116,7 +118,7 @@ def shell(name: str, cwd: str | None) -> None:
 
     descriptors.hide_inherited()  # so that 0, 1 and 2 are what they should be
     try:
-        code = asyncio.run(run_on(started(name), os.isatty(0), cwd, {}, None, ()))
+        code = asyncio.run(run_on(started(name), os.isatty(0), directory_there(cwd), {}, None, ()))
     except (ExecServerError, OSError) as error:
         fail(str(error))
     # A thread that waits for input which never comes must not keep this process.

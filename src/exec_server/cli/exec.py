@@ -8,18 +8,20 @@ import os
 import signal
 import sys
 import tempfile
-from contextlib import AsyncExitStack, suppress
-from typing import IO, TYPE_CHECKING, Any, cast
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from .exec_input import read_prompt, take_words
 from .options import fail, read_token, server_options
 
 if TYPE_CHECKING:
-    from ..agent.runner import Outcome, RunnerSettings
+    from ..agent.runner_settings import RunnerSettings
     from ..agent.settings import AgentConfig
     from ..agent.thread import Thread, Threads
     from ..environments.config import Configuration
+    from ..environments.handle import Handle
     from ..environments.roots import SelectedRoot
 
 __all__ = ["exec_"]
@@ -31,15 +33,41 @@ __all__ = ["exec_"]
     "--env", "environments", multiple=True, metavar="NAME", help="Environment to work in (repeatable)."
 )
 @click.option("-C", "--cd", "cwd", metavar="DIR", help="Directory to work in, on the first environment.")
-@click.option("--json", "as_json", is_flag=True, help="Write the event stream to stdout (docs/events.md).")
+@click.option(
+    "--json",
+    "--experimental-json",
+    "as_json",
+    is_flag=True,
+    help="Write the event stream to stdout (docs/events.md).",
+)
 @click.option("--ext", is_flag=True, help="With --json: times, durations and more, in a member of their own.")
+@click.option(
+    "--live-output", is_flag=True, help="With --json: what running commands print, up to four times a second."
+)
 @click.option("--resume", metavar="ID", help="Go on with this thread.")
 @click.option("--last", is_flag=True, help="Go on with the newest thread of this directory.")
 @click.option("--fork", metavar="ID", help="Begin a new thread with the history of this one.")
+@click.option("--all", "everywhere", is_flag=True, help="With --last: of any directory.")
 @click.option("--ephemeral", is_flag=True, help="Keep nothing of the thread.")
 @click.option("--output-schema", type=click.Path(dir_okay=False), help="JSON Schema the answer is to follow.")
 @click.option(
     "-o", "--output-last-message", type=click.Path(dir_okay=False), help="File to write the answer to."
+)
+@click.option(
+    "-i",
+    "--image",
+    "images",
+    multiple=True,
+    metavar="FILE",
+    help="Image that belongs to the prompt (repeatable, or separated by commas).",
+)
+@click.option(
+    "-c",
+    "--config",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Setting that wins over config.toml: a dotted key, a value in TOML (repeatable).",
 )
 @click.option("-m", "--model", envvar="EXEC_SERVER_MODEL", help="Model to ask.")
 @click.option("--base-url", metavar="URL", help="Endpoint of the Responses API (default: OPENAI_BASE_URL).")
@@ -51,15 +79,29 @@ __all__ = ["exec_"]
     type=click.Choice(["read-only", "workspace-write", "danger-full-access"]),
     help="What commands and edits may touch; the machine enforces it (default: read-only).",
 )
-@click.option("--writable", multiple=True, metavar="DIR", help="Let a sandbox write here, too (repeatable).")
-@click.option("--network/--no-network", default=False, help="Whether a sandbox has a network (default: no).")
+@click.option(
+    "--writable",
+    "--add-dir",
+    multiple=True,
+    metavar="DIR",
+    help="Let a sandbox write here, too (repeatable).",
+)
+@click.option("--network/--no-network", default=None, help="Whether a sandbox has a network (default: no).")
+@click.option(
+    "--dangerously-bypass-approvals-and-sandbox",
+    "unconfined",
+    is_flag=True,
+    help="The same as -s danger-full-access -a never.",
+)
+@click.option("--skip-git-repo-check", is_flag=True, hidden=True, help="For callers of the reference.")
+@click.option("--thread-source", hidden=True, help="What the thread's record says it comes from.")
 @click.option(
     "-a",
     "--approval",
     type=click.Choice(["never", "on-request"]),
-    help="Whether you can be asked to let a command out of its sandbox (default: never).",
+    help="Whether you can be asked to allow what the sandbox or a rule does not (default: never).",
 )
-@click.option("--policy", type=click.Path(dir_okay=False), help="TOML file of rules about commands.")
+@click.option("--policy", type=click.Path(dir_okay=False), help="TOML file of rules about what is allowed.")
 @click.option(
     "--root", "roots", multiple=True, metavar="ENV:PATH", help="Capability root to select (repeatable)."
 )
@@ -67,9 +109,12 @@ __all__ = ["exec_"]
 @click.option(
     "--max-steps", type=click.IntRange(min=1), default=1000, show_default=True, help="Answers per turn."
 )
-@click.argument("prompt", required=False)
-def exec_(prompt: str | None, **options: Any) -> None:
+@click.argument("words", nargs=-1, metavar="[resume ID | fork ID] [PROMPT]")
+def exec_(words: tuple[str, ...], **options: Any) -> None:
     """Let a model work on PROMPT (`-`: read it from stdin), on this machine or another one.
+
+    What is piped to stdin beside a PROMPT is added to it. `resume ID` and `fork ID` are --resume and --fork,
+    for callers of the reference.
 
     On stdout is the answer, or with --json what happens, as it happens. Exit status 0 if the turn was
     completed, 1 if it failed or was interrupted, 2 for a wrong command line.
@@ -80,11 +125,17 @@ def exec_(prompt: str | None, **options: Any) -> None:
 
     if find_spec("openai") is None or find_spec("mcp") is None:
         fail('this needs more packages; install "exec-server[agent,mcp]"')
+    prompt = take_words(words, options)
+    if options["unconfined"]:
+        if options["mode"] not in (None, "danger-full-access") or options["approval"] not in (None, "never"):
+            raise click.UsageError("--dangerously-bypass-approvals-and-sandbox leaves no choice of -s and -a")
+        options.update(mode="danger-full-access", approval="never")
     if sum(map(bool, (options["resume"], options["last"], options["fork"]))) > 1:
         raise click.UsageError("--resume, --last and --fork each say how the thread begins; give one of them")
     if options["environments"] and _typed("url"):
         raise click.UsageError("--env and --url both say where to work; give one of them")
-    text = _read_prompt(prompt)
+    # A fork without a prompt is only made, as by the reference.
+    text = None if options["fork"] and prompt is None else read_prompt(prompt)
     try:
         code = asyncio.run(_run(text, options))
     except (ExecServerError, OSError) as error:
@@ -99,48 +150,50 @@ def _typed(name: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def _read_prompt(prompt: str | None) -> str:
-    if prompt is not None and prompt != "-":
-        return prompt
-    if prompt is None and sys.stdin.isatty():
-        raise click.UsageError("what is to be done? give a PROMPT, or `-` and write it to stdin")
-    text = sys.stdin.buffer.read().decode("utf-8", "replace")
-    if not text.strip():
-        fail("there is no prompt: stdin was empty")
-    return text
-
-
-async def _run(prompt: str, options: dict[str, Any]) -> int:
+async def _run(prompt: str | None, options: dict[str, Any]) -> int:
     from ..agent.approvals import ask_on_terminal
+    from ..agent.images import prompt_image
     from ..agent.mcp_client import McpServers
+    from ..agent.outcome import Outcome
     from ..agent.runner import Runner
     from ..agent.settings import load_config
+    from ..agent.thread import Threads
     from ..environments.config import find_home
     from ..environments.manager import EnvironmentManager
     from ..events.writer import EventWriter
+    from .exec_output import JsonOutput, ShownOutput, write_answer
 
     home = find_home()
-    config = load_config(home)
+    config = load_config(home, overrides=options["overrides"])
+    files = [path for listed in options["images"] for path in listed.split(",") if path]
+    images = [part for number, path in enumerate(files, 1) for part in prompt_image(path, number)]
     configuration, names = _environments(options)
     settings = _settings(config, names, options)
     async with AsyncExitStack() as stack:
         manager = await stack.enter_async_context(EnvironmentManager(configuration))
         if options["url"] and not options["environments"]:
-            manager.replace(_handle(options["url"], read_token(options["token_file"])))
+            handle = _handle(options["url"], read_token(options["token_file"]))
+            manager.replace(handle)
+            await _check_place(handle, settings.cwd)
         if options["ephemeral"]:
             home = stack.enter_context(tempfile.TemporaryDirectory(prefix="exec-server-thread-"))
-        thread = stack.enter_context(_thread(home, settings, config, options))
+        threads = Threads(home)
+        thread = stack.enter_context(_thread(threads, settings, config, options))
         servers = await stack.enter_async_context(McpServers(list(config.servers)))
-        show = _Json() if options["as_json"] else _Shown()
-        writer = EventWriter(cast("IO[bytes]", show), ext=options["ext"])
-        runner = Runner(manager, thread, writer, settings, servers=servers, ask=ask_on_terminal)
+        asks = settings.approvals != "never"
+        show: JsonOutput | ShownOutput = JsonOutput() if options["as_json"] else ShownOutput(questions=asks)
+        stack.enter_context(show)
+        writer = EventWriter(show, ext=options["ext"], live_output=options["live_output"])
+        runner = Runner(
+            manager, thread, writer, settings, servers=servers, ask=ask_on_terminal, threads=threads
+        )
         stack.push_async_callback(runner.close)
         _listen_to_signals(runner)
         runner.start()
-        outcome = await runner.run(prompt)
+        outcome = Outcome(None, None) if prompt is None else await runner.run(prompt, images)
     show.end(outcome)
-    if outcome.completed and options["output_last_message"]:
-        _write_answer(options["output_last_message"], outcome.answer)
+    if outcome.completed and options["output_last_message"] and prompt is not None:
+        write_answer(options["output_last_message"], outcome.answer)
     return 0 if outcome.completed else 1
 
 
@@ -198,9 +251,22 @@ def _handle(url: str, token: str | None) -> Any:
     return Handle(REMOTE_ID, opened)
 
 
+async def _check_place(handle: Handle, cwd: str | None) -> None:
+    """Before anybody is asked anything: whether the machine is there, and the directory."""
+    machine = await handle.environment()
+    if cwd is None:
+        return
+    try:
+        found = await machine.files.metadata(cwd)
+    except FileNotFoundError:
+        fail(f"{cwd}: no such directory on that machine")
+    if not found.is_directory:
+        fail(f"{cwd}: not a directory")
+
+
 def _settings(config: AgentConfig, names: list[str], options: dict[str, Any]) -> RunnerSettings:
-    from ..agent.approvals import Policy
-    from ..agent.runner import RunnerSettings
+    from ..agent.policy import Policy
+    from ..agent.runner_settings import RunnerSettings
     from ..environments.config import LOCAL_ID
 
     schema = None
@@ -224,28 +290,34 @@ def _settings(config: AgentConfig, names: list[str], options: dict[str, Any]) ->
         environment_ids=tuple(names),
         cwd=cwd,
         mode=options["mode"] or config.mode or "read-only",
-        writable=options["writable"],
-        network=options["network"],
+        writable=(*options["writable"], *config.writable),
+        network=config.network if options["network"] is None else options["network"],
         approvals=options["approval"] or config.approvals or "never",
         policy=Policy.load(options["policy"]) if options["policy"] else None,
         output_schema=schema,
         reasoning_effort=config.reasoning_effort,
         web_search=options["web_search"] or config.web_search,
         max_steps=options["max_steps"],
+        max_agents=config.max_agents,
+        agent_depth=config.agent_depth,
+        compact_tokens=config.compact_tokens,
+        context_window=config.context_window,
     )
 
 
-def _thread(home: str, settings: RunnerSettings, config: AgentConfig, options: dict[str, Any]) -> Thread:
-    from ..agent.thread import Threads
-
-    threads = Threads(home)
+def _thread(
+    threads: Threads, settings: RunnerSettings, config: AgentConfig, options: dict[str, Any]
+) -> Thread:
     cwd = settings.cwd or os.getcwd()
     roots = [_root(text) for text in options["roots"]]
     if options["fork"]:
         return threads.fork(options["fork"], cwd=cwd)
     if options["resume"] or options["last"]:
-        return threads.resume(options["resume"] or _newest(threads, cwd), roots=roots or None)
-    return threads.start(cwd, roots=roots, model_provider=config.provider)
+        return threads.resume(
+            options["resume"] or _newest(threads, None if options["everywhere"] else cwd), roots=roots or None
+        )
+    more = {"thread_source": options["thread_source"]} if options["thread_source"] else None
+    return threads.start(cwd, roots=roots, model_provider=config.provider, more=more)
 
 
 def _root(text: str) -> SelectedRoot:
@@ -262,79 +334,11 @@ def _root(text: str) -> SelectedRoot:
         raise click.UsageError(f"--root {text!r}: {error}") from None
 
 
-def _newest(threads: Threads, cwd: str) -> str:
-    newest = next((summary.id for summary in threads.list() if summary.meta.cwd == cwd), None)
+def _newest(threads: Threads, cwd: str | None) -> str:
+    """The newest thread that somebody began, in that directory or in any."""
+    begun = (one for one in threads.list() if one.meta.parent_thread_id is None)
+    newest = next((one.id for one in begun if cwd in (None, one.meta.cwd)), None)
     if newest is None:
-        fail(f"there is no thread of {cwd} to go on with; leave out --last to begin one")
+        where = f"of {cwd} " if cwd is not None else ""
+        fail(f"there is no thread {where}to go on with; leave out --last to begin one")
     return newest
-
-
-# What to show ------------------------------------------------------------------------------------
-
-
-class _Json:
-    """The stream itself, on stdout."""
-
-    def write(self, line: bytes) -> int:
-        return sys.stdout.buffer.write(line)
-
-    def flush(self) -> None:
-        sys.stdout.buffer.flush()
-
-    def end(self, outcome: Outcome) -> None:
-        """It is all said; only what cannot be written any more must not be tried again at exit."""
-        del outcome
-        with suppress(BrokenPipeError, ValueError):
-            sys.stdout.flush()
-            return
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-class _Shown:
-    """What happens, for people, on stderr; and the answer on stdout."""
-
-    def __init__(self) -> None:
-        from ..events.full import Full
-        from ..events.render import Sink
-
-        self._sink = Sink(sys.stderr, sys.stderr.isatty() and "NO_COLOR" not in os.environ)
-        self._renderer = Full()
-
-    def write(self, line: bytes) -> int:
-        from ..events.reader import parse_line
-
-        self._sink.put(self._renderer.feed(parse_line(line)))
-        return len(line)
-
-    def flush(self) -> None:
-        """Every event is shown at once."""
-
-    def end(self, outcome: Outcome) -> None:
-        from ..events.printable import safe_to_encode
-        from ..events.render import Sink
-
-        self._sink.put(self._renderer.end())
-        if outcome.answer is None or (sys.stdout.isatty() and sys.stderr.isatty()):
-            return  # on a terminal it has just been shown
-        answer = safe_to_encode(outcome.answer)
-        Sink(sys.stdout, False).write(answer if answer.endswith("\n") else answer + "\n")
-
-
-def _write_answer(path: str, answer: str | None) -> None:
-    """Whole or not at all; that it did not work is said and changes nothing else."""
-    if answer is None:
-        click.echo(f"exec-server: there was no answer; {path} is empty", err=True)
-    directory = os.path.dirname(os.path.abspath(path))
-    try:
-        fd, draft = tempfile.mkstemp(dir=directory, prefix=".answer-")
-        try:
-            with open(fd, "wb") as file:
-                file.write((answer or "").encode("utf-8", "replace"))
-            os.chmod(draft, 0o644)
-            os.replace(draft, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft)
-            raise
-    except OSError as error:
-        click.echo(f"exec-server: the answer could not be written to {path}: {error}", err=True)

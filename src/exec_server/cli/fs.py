@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ..services import FileMetadata, Progress, Transferred
 
 __all__ = ["fs"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 BROKEN_PIPE_EXIT: Final = 128 + signal.SIGPIPE
 LOOKS_AT_ONCE: Final = 64
@@ -72,13 +74,26 @@ def cat(url: str | None, token_file: str | None, environment: str | None, paths:
     _run(url, token_file, environment, work)
 
 
+def _transfer_options(verb: str, source: str, target: str) -> Callable[[F], F]:
+    """What `put` and `get` are given."""
+
+    def decorate(command: F) -> F:
+        for option in (
+            click.argument("target", metavar=target),
+            click.argument("sources", nargs=-1, required=True, metavar=f"{source}..."),
+            click.option("--no-verify", is_flag=True, help="Do not compare what arrived."),
+            click.option("-r", "--recursive", is_flag=True, help=f"{verb.capitalize()} whole directories."),
+            environment_option,
+            server_options(required=False),
+        ):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 @fs.command()
-@server_options(required=False)
-@environment_option
-@click.option("-r", "--recursive", is_flag=True, help="Bring whole directories.")
-@click.option("--no-verify", is_flag=True, help="Do not compare what arrived.")
-@click.argument("sources", nargs=-1, required=True, metavar="LOCAL...")
-@click.argument("target", metavar="REMOTE")
+@_transfer_options("bring", "LOCAL", "REMOTE")
 def put(
     url: str | None,
     token_file: str | None,
@@ -100,28 +115,22 @@ def put(
             await files.write_stream(target, _standard_input())
             return
         into = await _is_directory(files, target)
-        if len(sources) > 1 and not into:
-            fail(f"{target} is not a directory, and there are several files to put into it")
-        whole = True
-        for source in sources:
+
+        async def check(source: str) -> None:
             if os.path.isdir(source) and not recursive:
                 fail(f"{source} is a directory; use -r to bring it with all that is in it")
-            with _progress("put", source) as progress:
-                place = f"{files.native(target).rstrip('/')}/{_name(source)}" if into else target
-                whole &= _report(await files.upload(source, place, progress, verify=not no_verify))
-        if not whole:
-            sys.exit(1)
+
+        async def bring(source: str, progress: Progress | None) -> Transferred:
+            place = f"{files.native(target).rstrip('/')}/{_name(source)}" if into else target
+            return await files.upload(source, place, progress, verify=not no_verify)
+
+        await _transfer("put", sources, target, into, check, bring)
 
     _run(url, token_file, environment, work)
 
 
 @fs.command()
-@server_options(required=False)
-@environment_option
-@click.option("-r", "--recursive", is_flag=True, help="Fetch whole directories.")
-@click.option("--no-verify", is_flag=True, help="Do not compare what arrived.")
-@click.argument("sources", nargs=-1, required=True, metavar="REMOTE...")
-@click.argument("target", metavar="LOCAL")
+@_transfer_options("fetch", "REMOTE", "LOCAL")
 def get(
     url: str | None,
     token_file: str | None,
@@ -143,19 +152,39 @@ def get(
             await _each(sources, lambda path: _print(files, path))
             return
         into = os.path.isdir(target)
-        if len(sources) > 1 and not into:
-            fail(f"{target} is not a directory, and there are several files to put into it")
-        whole = True
-        for source in map(files.native, sources):
+
+        async def check(source: str) -> None:
             if not recursive and await _is_directory(files, source):
                 fail(f"{source} is a directory; use -r to fetch it with all that is in it")
-            with _progress("get", source) as progress:
-                place = os.path.join(target, _name(source)) if into else target
-                whole &= _report(await files.download(source, place, progress, verify=not no_verify))
-        if not whole:
-            sys.exit(1)
+
+        async def fetch(source: str, progress: Progress | None) -> Transferred:
+            place = os.path.join(target, _name(source)) if into else target
+            return await files.download(source, place, progress, verify=not no_verify)
+
+        await _transfer("get", map(files.native, sources), target, into, check, fetch)
 
     _run(url, token_file, environment, work)
+
+
+async def _transfer(
+    verb: str,
+    sources: Iterable[str],
+    target: str,
+    into: bool,
+    check: Callable[[str], Awaitable[None]],
+    one: Callable[[str, Progress | None], Awaitable[Transferred]],
+) -> None:
+    """Each in turn; the exit code says whether all of it is there."""
+    sources = list(sources)
+    if len(sources) > 1 and not into:
+        fail(f"{target} is not a directory, and there are several files to put into it")
+    whole = True
+    for source in sources:
+        await check(source)
+        with _progress(verb, source) as progress:
+            whole &= _report(await one(source, progress))
+    if not whole:
+        sys.exit(1)
 
 
 @fs.command()

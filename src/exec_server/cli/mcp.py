@@ -53,8 +53,8 @@ def mcp(
 ) -> None:
     """Offer a machine (this one, a server's, or an environment's) to any MCP client.
 
-    Tools: exec_command, write_stdin, screen, apply_patch, read_file, write_file, list_directory, find_files
-    and search_files. Every client of one such server shares its commands.
+    Tools: exec_command, write_stdin, screen, list_commands, terminate, apply_patch, read_file, write_file,
+    list_directory, find_files and search_files. Every client of one such server shares its commands.
     """
     from ..client.errors import ExecServerError
 

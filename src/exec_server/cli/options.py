@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import click
 
-__all__ = ["environment_option", "fail", "read_token", "refuse_two_places", "server_options"]
+__all__ = [
+    "directory_there",
+    "environment_option",
+    "fail",
+    "read_token",
+    "refuse_two_places",
+    "server_options",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def server_options(required: bool) -> Callable[[F], F]:
-    """`--url` and `--token-file`."""
+    """`--url`, `--token-file` and `--ca-file`."""
 
     def decorate(command: F) -> F:
         command = click.option(
@@ -22,8 +30,16 @@ def server_options(required: bool) -> Callable[[F], F]:
             required=required,
             envvar="EXEC_SERVER_URL",
             metavar="URL",
-            help="Server to use: ws://, wss://, unix:// or stdio:COMMAND."
+            help="Server to use: ws://, wss://, unix://, relay+https:// or stdio:COMMAND."
             + ("" if required else " Without it the command runs on this machine."),
+        )(command)
+        command = click.option(
+            "--ca-file",
+            envvar="EXEC_SERVER_CA_FILE",
+            type=click.Path(exists=True, dir_okay=False),
+            expose_value=False,
+            callback=lambda _, __, value: _trust(value),
+            help="Certificate authority of the server, where the system does not know it.",
         )(command)
         return click.option(
             "--token-file",
@@ -33,6 +49,12 @@ def server_options(required: bool) -> Callable[[F], F]:
         )(command)
 
     return decorate
+
+
+def _trust(path: str | None) -> None:
+    """Told to whoever connects, also to a name of the configuration, by the variable that says the same."""
+    if path is not None:
+        os.environ["EXEC_SERVER_CA_FILE"] = os.path.abspath(path)
 
 
 def environment_option(command: F) -> F:
@@ -47,6 +69,15 @@ def refuse_two_places() -> None:
     source = click.get_current_context().get_parameter_source("url")
     if source is click.core.ParameterSource.COMMANDLINE:
         raise click.UsageError("--env and --url both name a machine; give one of them")
+
+
+def directory_there(cwd: str | None) -> str | None:
+    """`--cwd` of another machine, which has no "here" that a relative path could begin at."""
+    if cwd is not None and not cwd.startswith(("/", "file:")):
+        raise click.BadParameter(
+            f"{cwd!r} is not absolute: whose directory would it be in?", param_hint="--cwd"
+        )
+    return cwd
 
 
 def read_token(path: str | None) -> str | None:

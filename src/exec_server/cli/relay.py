@@ -33,8 +33,8 @@ Usage: exec-server --remote URL --environment-id ID [OPTIONS]
   --relay-acks auto|off        repeat what was lost, where the other end can, too (default auto)
   --executor-credential-stdin  read tokens from stdin, one JSON object per line:
                                {"version":1,"environment_id":ID,"token":T,"expires_at":SECONDS}
-  --use-agent-identity-auth    sign calls with the key in CODEX_ACCESS_TOKEN, for the task in
-                               EXEC_SERVER_AGENT_TASK_ID
+  --use-agent-identity-auth    sign calls with the key in CODEX_ACCESS_TOKEN, for a task that is registered at
+                               CODEX_AGENT_IDENTITY_AUTHAPI_BASE_URL, or for EXEC_SERVER_AGENT_TASK_ID
   --remote-transport noise|direct
                                direct: a WebSocket without relay and Noise, signed for AWS; needs --aws-sigv4
   --aws-sigv4, --aws-profile NAME, --aws-region NAME, --aws-service NAME (default execute-api)

@@ -36,14 +36,17 @@ _key_file = click.option("--key-file", metavar="PATH", help="The file, where it 
 @key.command()
 @_environment_id
 @_key_file
-def show(environment_id: str | None, key_file: str | None) -> None:
-    """Print the fingerprint and the public key as the registry sees it; the key is made if there is none."""
+@click.option("--create", is_flag=True, help="Make the key if there is none.")
+def show(environment_id: str | None, key_file: str | None, create: bool) -> None:
+    """Print the fingerprint, and the public key as the registry sees it."""
     import json
 
-    from ..relay.keys import KeyFileError, load_or_create
+    from ..relay.keys import KeyFileError, KeyFileMissing, load, load_or_create
 
     try:
-        identity = load_or_create(_path(environment_id, key_file))
+        identity = (load_or_create if create else load)(_path(environment_id, key_file))
+    except KeyFileMissing as error:
+        fail(f"{error}; an environment makes its own when it starts, and `--create` makes one now")
     except KeyFileError as error:
         fail(str(error))
     click.echo(identity.public.fingerprint)

@@ -41,9 +41,9 @@ def _line_count(context: click.Context, option: click.Parameter, value: str) -> 
     type=click.Choice(FORMS),
     help="How to show it; default: live on a terminal, full elsewhere.",
 )
-@click.option("--minimal", "form", flag_value="minimal", help="Short for --as minimal.")
-@click.option("--full", "form", flag_value="full", help="Short for --as full.")
-@click.option("--markdown", "form", flag_value="markdown", help="Short for --as markdown.")
+@click.option("--minimal", is_flag=True, help="Short for --as minimal.")
+@click.option("--full", is_flag=True, help="Short for --as full.")
+@click.option("--markdown", is_flag=True, help="Short for --as markdown.")
 @click.option("--answer", is_flag=True, help="Only the final answer, when the turn has completed.")
 @click.option("--split", is_flag=True, help="With --answer: progress in minimal form on stderr.")
 @click.option(
@@ -91,6 +91,9 @@ def _line_count(context: click.Context, option: click.Parameter, value: str) -> 
 def render(
     file: str | None,
     form: str | None,
+    minimal: bool,
+    full: bool,
+    markdown: bool,
     answer: bool,
     split: bool,
     summary: str | None,
@@ -111,8 +114,14 @@ def render(
     """
     if summary is not None and summary != "json":
         if file is not None:
-            raise click.UsageError("--summary takes one FILE")
+            raise click.UsageError(
+                f"--summary gives JSON of one FILE; {summary!r} and {file!r} are two,"
+                " and no form but json is known"
+            )
         file, summary = summary, "json"
+    form = _form(form, {"minimal": minimal, "full": full, "markdown": markdown})
+    if form is not None and (summary is not None or answer or check):
+        raise click.UsageError(f"--summary, --answer and --check have no form; leave out {form}")
     if sum((summary is not None, answer, check)) > 1:
         raise click.UsageError("choose one of --summary, --answer and --check")
     if split and not answer:
@@ -124,7 +133,7 @@ def render(
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII shows at least that
     from ..events.minimal import DEFAULT_COLUMNS, Options
     from ..events.reader import read_events
-    from ..events.render import blocks_of, is_live
+    from ..events.render import discard, is_live
 
     options = Options(
         columns=width or _terminal_columns() or DEFAULT_COLUMNS,
@@ -136,7 +145,7 @@ def render(
     )
     if options.timed:
         _outlive_the_first_interrupt()
-    records = read_events(blocks_of(fd))
+    records = read_events(_blocks(fd, file))
     try:
         if check:
             code = _check(records, ours)
@@ -149,8 +158,27 @@ def render(
     except KeyboardInterrupt:
         code = 130
     except OSError as error:
-        fail(f"{file or 'stdin'}: {error.strerror or error}")
+        discard(sys.stdout)  # what could not be written must not be tried again at the end
+        fail(f"stdout: {error.strerror or error}")
     sys.exit(0 if no_fail and code in (1, 3, 4) else code)
+
+
+def _form(form: str | None, short: dict[str, bool]) -> str | None:
+    """The one form that was asked for."""
+    asked = {name for name, given in short.items() if given} | ({form} if form is not None else set())
+    if len(asked) > 1:
+        raise click.UsageError(f"choose one form, not {' and '.join(sorted(asked))}")
+    return next(iter(asked), None)
+
+
+def _blocks(fd: int, file: str | None) -> Iterator[bytes]:
+    """What is read; that it cannot be read is said with its name."""
+    from ..events.render import blocks_of
+
+    try:
+        yield from blocks_of(fd)
+    except OSError as error:
+        fail(f"{file or 'stdin'}: {error.strerror or error}")
 
 
 def _open(file: str | None) -> int:

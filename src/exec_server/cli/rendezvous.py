@@ -1,11 +1,12 @@
-"""`exec-server rendezvous …`: a registry and router of one's own, and the keys to it."""
+"""`exec-server rendezvous …`: a registry and router of one's own, the keys to it, and what is in it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -15,6 +16,9 @@ from .options import fail
 __all__ = ["rendezvous"]
 
 T = TypeVar("T")
+
+MAX_NAME: Final = 128
+"""Characters of the name of a key or a tenant."""
 
 _data = click.option(
     "--data", metavar="DIR", envvar="EXEC_SERVER_RENDEZVOUS_DATA", help="Directory of the embedded store."
@@ -36,10 +40,22 @@ _cluster = click.option(
 @_cluster
 @click.option("--tls-cert", metavar="FILE", help="Certificate chain for https://.")
 @click.option("--tls-key", metavar="FILE", help="Its key.")
-@click.option("--public-url", metavar="URL", help="How clients reach this node, where a proxy is in between.")
+@click.option(
+    "--public-url",
+    metavar="URL",
+    callback=lambda _, __, value: _public_url(value),
+    help="How clients reach this node, where a proxy is in between.",
+)
 @click.option("--insecure-http", is_flag=True, help="Listen off loopback without TLS; for behind a proxy.")
 @click.option("--environments-per-tenant", type=click.IntRange(1), default=10_000, show_default=True)
-@click.option("--calls-per-second", type=float, default=50.0, show_default=True, help="Of one key.")
+@click.option(
+    "--calls-per-second",
+    type=float,
+    default=50.0,
+    show_default=True,
+    callback=lambda _, __, value: _rate(value),
+    help="Of one key, on this node.",
+)
 @click.option("--log-level", type=click.Choice([*log.LEVELS]), default="error", show_default=True)
 @click.option("--log-json", is_flag=True, help="Log lines for machines.")
 @click.pass_context
@@ -50,6 +66,7 @@ def rendezvous(context: click.Context, /, **options: Any) -> None:
         context.obj = (options["data"], options["cluster"])
         return
     log.configure(options["log_level"], options["log_json"])
+    options["data"], options["cluster"] = _place(options["data"], options["cluster"])
     if options["data"] is None and options["cluster"] is None:
         fail("where should registrations and keys be kept? --data DIR, or --cluster nats://HOST:PORT", 2)
     node = _import_node()
@@ -64,7 +81,7 @@ def rendezvous(context: click.Context, /, **options: Any) -> None:
         cluster=options["cluster"],
         tls_cert=options["tls_cert"],
         tls_key=options["tls_key"],
-        public_url=None if options["public_url"] is None else options["public_url"].rstrip("/"),
+        public_url=options["public_url"],
         insecure_http=options["insecure_http"],
         settings=settings,
     )
@@ -74,6 +91,41 @@ def rendezvous(context: click.Context, /, **options: Any) -> None:
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename or options['data']}: {error.strerror or error}")
+
+
+def _public_url(value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and parts.hostname and not parts.query and not parts.fragment
+        parts.port  # noqa: B018  # it is the looking that finds a bad one
+    except ValueError:
+        good = False
+    if not good:
+        raise click.BadParameter(f"{value!r} is not http://HOST[:PORT] or https://HOST[:PORT]")
+    return value.rstrip("/")
+
+
+def _rate(value: float) -> float:
+    if not 0.01 <= value <= 1e6:  # false for what is not a number
+        raise click.BadParameter(f"{value:g} is not a number of calls from 0.01 to 1000000")
+    return value
+
+
+def _place(data: str | None, cluster: str | None) -> tuple[str | None, str | None]:
+    """Where things are kept: in one place. What is typed counts for more than a variable."""
+    if data is not None and cluster is not None:
+        context = click.get_current_context()
+        typed = [
+            name
+            for name in ("data", "cluster")
+            if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+        ]
+        if len(typed) != 1:
+            raise click.UsageError("--data and --cluster both say where things are kept; give one of them")
+        return (data, None) if typed == ["data"] else (None, cluster)
+    return data, cluster
 
 
 def _import_node() -> Any:
@@ -99,18 +151,26 @@ def key() -> None:
 
 
 def _with_store(
-    context: click.Context, data: str | None, cluster: str | None, work: Callable[[Any], Awaitable[T]]
+    context: click.Context,
+    data: str | None,
+    cluster: str | None,
+    work: Callable[[Any], Awaitable[T]],
+    *,
+    must_exist: bool = True,
 ) -> T:
-    """Do something with the store, wherever it is."""
+    """Do something with the store, wherever it is; only where `must_exist` is False it may be a new one."""
     above = context.find_root().obj or (None, None)
     parent = context.parent.parent.obj if context.parent and context.parent.parent else None
-    data, cluster = data or (parent or above)[0], cluster or (parent or above)[1]
+    data, cluster = _place(data, cluster)
     if data is None and cluster is None:
-        fail("whose keys? --data DIR, or --cluster nats://HOST:PORT", 2)
+        data, cluster = parent or above
+    if data is None and cluster is None:
+        fail("whose? --data DIR, or --cluster nats://HOST:PORT", 2)
     node = _import_node()
+    from ..rendezvous.store import StoreUnavailable
 
     async def main() -> T:
-        store = await node.open_store(data, cluster)
+        store = await node.open_store(data, cluster, must_exist=must_exist)
         try:
             return await work(store)
         finally:
@@ -118,33 +178,53 @@ def _with_store(
 
     try:
         return asyncio.run(main())
-    except node.StartFailed as error:
+    except (node.StartFailed, StoreUnavailable) as error:
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename or data}: {error.strerror or error}")
 
 
+def _name(_: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Names are printed in lists and logs: short, and nothing that moves a cursor."""
+    if value is not None and (
+        not value.strip() or value != value.strip() or len(value) > MAX_NAME or not value.isprintable()
+    ):
+        raise click.BadParameter(
+            f"{value!r} is not 1 to {MAX_NAME} printable characters without blanks around them",
+            param=parameter,
+        )
+    return value
+
+
 @key.command()
-@click.argument("name")
+@click.argument("name", callback=_name)
 @_data
 @_cluster
-@click.option("--tenant", default="default", show_default=True, help="Whose environments it opens.")
+@click.option(
+    "--tenant",
+    callback=_name,
+    help="Whose environments it is for; * is all, for admins.  [default: default; for admins *]",
+)
 @click.option("--role", type=click.Choice(["any", "environment", "harness", "admin"]), default="any",
-              show_default=True, help="Serve, use, both, or look at everything.")  # fmt: skip
+              show_default=True, help="Serve, use, both, or list and remove environments.")  # fmt: skip
 @click.pass_context
 def add(
-    context: click.Context, name: str, data: str | None, cluster: str | None, tenant: str, role: Any
+    context: click.Context, name: str, data: str | None, cluster: str | None, tenant: str | None, role: Any
 ) -> None:
     """Make a key and print it. It is shown only now; what is kept is its hash."""
-    from ..rendezvous.store import ApiKey, KeyExists, digest_of, new_secret
+    from ..rendezvous.store import ALL_TENANTS, ApiKey, KeyExists, digest_of, new_secret
 
+    if tenant is None:
+        tenant = ALL_TENANTS if role == "admin" else "default"
+    elif tenant == ALL_TENANTS and role != "admin":
+        raise click.BadParameter("only an admin's key is for all tenants", param_hint="--tenant")
     secret = new_secret()
 
     async def work(store: Any) -> None:
         await store.add_key(ApiKey(name, tenant, role, digest_of(secret), time.time()))
 
     try:
-        _with_store(context, data, cluster, work)
+        _with_store(context, data, cluster, work, must_exist=False)
     except KeyExists:
         fail(f"there is a key {name!r} already; names are not used again, also not of revoked keys")
     click.echo(secret)
@@ -161,9 +241,14 @@ def list_keys(context: click.Context, data: str | None, cluster: str | None) -> 
         return await store.keys()
 
     for found in _with_store(context, data, cluster, work):
-        made = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(found.created))
+        made = _moment(found.created)
         state = "active" if found.revoked is None else "revoked"
-        click.echo(f"{found.name}\t{found.tenant}\t{found.role}\t{made}\t{state}")
+        click.echo(f"{_shown(found.name)}\t{_shown(found.tenant)}\t{found.role}\t{made}\t{state}")
+
+
+def _shown(text: str) -> str:
+    """Without what would not be seen as it is."""
+    return text if text.isprintable() else repr(text)
 
 
 @key.command()
@@ -172,10 +257,60 @@ def list_keys(context: click.Context, data: str | None, cluster: str | None) -> 
 @_cluster
 @click.pass_context
 def revoke(context: click.Context, name: str, data: str | None, cluster: str | None) -> None:
-    """Make a key useless from now on. Streams that are open stay open."""
+    """Make a key useless from now on.
+
+    Within a second or so its streams are cut, and what is registered with it is no longer there.
+    """
 
     async def work(store: Any) -> Any:
         return await store.revoke_key(name)
 
     if not _with_store(context, data, cluster, work):
         fail(f"there is no active key {name!r}")
+
+
+@rendezvous.group()
+def environment() -> None:
+    """The environments that have registered, connected or not."""
+
+
+@environment.command(name="list")
+@_data
+@_cluster
+@click.pass_context
+def list_environments(context: click.Context, data: str | None, cluster: str | None) -> None:
+    """List the environments: tenant, name, when it registered, when it was last seen to connect.
+
+    Which of them are connected a node knows: GET /admin/environments with an admin's key.
+    """
+
+    async def work(store: Any) -> Any:
+        return await store.registrations()
+
+    for found in _with_store(context, data, cluster, work):
+        seen = _moment(found.seen) if found.seen else "never connected"
+        click.echo(f"{_shown(found.tenant)}\t{found.environment}\t{_moment(found.created)}\t{seen}")
+
+
+@environment.command()
+@click.argument("name")
+@click.option("--tenant", default="default", show_default=True, help="Whose it is.")
+@_data
+@_cluster
+@click.pass_context
+def rm(context: click.Context, name: str, tenant: str, data: str | None, cluster: str | None) -> None:
+    """Forget an environment, which makes room for another.
+
+    One that still runs registers again; revoke its key to keep it away.
+    """
+
+    async def work(store: Any) -> bool:
+        found = await store.registration(tenant, name)
+        return found is not None and await store.remove_registration(found)
+
+    if not _with_store(context, data, cluster, work):
+        fail(f"there is no environment {name!r} of the tenant {tenant!r}")
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))

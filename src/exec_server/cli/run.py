@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ..local.process import descriptors
-from .options import environment_option, fail, read_token, refuse_two_places, server_options
+from .options import directory_there, environment_option, fail, read_token, refuse_two_places, server_options
 from .starting import started
 
 if TYPE_CHECKING:
+    from ..client.process import RemoteProcess
     from ..environments.environment import Environment
     from ..wire.sandbox import SandboxContext
 
@@ -29,8 +31,12 @@ NOT_ALLOWED_EXIT: Final = 126
 NOT_FOUND_EXIT: Final = 127
 """What shells answer for commands that may not be run, and that are not there."""
 
+BUILDER_EXIT: Final = 1
+BUILDER_BYTES: Final = 64 * 1024
+"""How bubblewrap ends when it cannot run a command in the sandbox it has made, and more than it says then."""
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+
+@click.command(context_settings={"allow_interspersed_args": False})
 @server_options(required=False)
 @environment_option
 @click.option("-t", "--tty", is_flag=True, help="Run on a terminal, connected to this one.")
@@ -90,6 +96,8 @@ def run(
             cwd = os.path.abspath(cwd or ".")
             if not os.path.isdir(cwd):
                 fail(f"{cwd}: no such directory")
+        else:
+            cwd = directory_there(cwd)
         for text in (*command, *env, *env.values()):
             if not _is_text(text):
                 fail(f"{text!r}: not UTF-8, which is all that the protocol carries")
@@ -114,10 +122,12 @@ def _seconds(value: float | None) -> float | None:
 def _explained(error: Exception, url: str | None) -> str:
     """What went wrong, and the likeliest reason where the words alone would leave one guessing."""
     from ..client.errors import ServerRejected
+    from ..transport.address import without_password
     from ..wire.errors import METHOD_NOT_FOUND
 
     if isinstance(error, ServerRejected) and error.method == "initialize" and error.code == METHOD_NOT_FOUND:
-        return f"{url}: that is not an exec-server; it does not know `initialize` ({error.message})"
+        place = without_password(url or "")
+        return f"{place}: that is not an exec-server; it does not know `initialize` ({error.message})"
     if url is not None and url.startswith("ws://") and "closed the connection before" in str(error):
         return f"{error} (if it is served with TLS, its address begins with wss://)"
     return str(error)
@@ -167,11 +177,21 @@ async def run_on(
     """Run a command on a machine as if it ran in this terminal; its exit code. No command is its shell."""
     from ..client.client import INHERIT_ALL
     from ..client.errors import ServerRejected
-    from .attend import attend, terminal_size
+    from .attend import TIMEOUT_EXIT, attend, terminal_size
     from .outage import outages_told
 
     _be_quiet_about_what_is_cancelled()
-    async with machine as client:
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout is None else loop.time() + timeout
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                client = await stack.enter_async_context(machine)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            click.echo(f"exec-server: {timeout:g}s are over, and there is no connection", err=True)
+            return TIMEOUT_EXIT
         if not command:
             command = (client.info.shell.path if client.info.shell else "/bin/sh", "-l")
         rows, cols = terminal_size() if tty else (None, None)
@@ -183,24 +203,54 @@ async def run_on(
         if tty and "TERM" in os.environ:
             env.setdefault("TERM", os.environ["TERM"])
         try:
-            process = await client.start(
-                command,
-                cwd=cwd,
-                env=env,
-                env_policy=INHERIT_ALL,
-                tty=tty,
-                stdin=forward,
-                rows=rows,
-                cols=cols,
-                sandbox=sandbox,
+            async with asyncio.timeout_at(deadline) as limit:
+                process = await client.start(
+                    command,
+                    cwd=cwd,
+                    env=env,
+                    env_policy=INHERIT_ALL,
+                    tty=tty,
+                    stdin=forward,
+                    rows=rows,
+                    cols=cols,
+                    sandbox=sandbox,
+                )
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            # Nobody answers, so nobody is asked to end what may have begun: its session does, or our server.
+            cause = "the server does not answer" if client.connected else "the connection is lost"
+            click.echo(
+                f"exec-server: {timeout:g}s are over, and {cause}: whether the command runs is not known",
+                err=True,
             )
+            os._exit(TIMEOUT_EXIT)
         except ServerRejected as error:
             where = f" in {cwd}" if cwd else ""
             click.echo(f"exec-server: cannot run {command[0]}{where}: {error.message}", err=True)
             return NOT_ALLOWED_EXIT if "Permission denied" in error.message else NOT_FOUND_EXIT
         async with process:
             with outages_told(client):
-                return await attend(client, process, tty, forward, timeout)
+                code = await attend(client, process, tty, forward, timeout, deadline)
+                if sandbox is not None and code == BUILDER_EXIT:
+                    code = await _as_without_a_sandbox(process, command[0], code)
+                return code
+
+
+async def _as_without_a_sandbox(process: RemoteProcess, name: str, code: int) -> int:
+    """What a shell would answer if there was a sandbox, but no such program in it."""
+    from ..client.errors import ExecServerError
+
+    try:
+        kept = await process.read(max_bytes=BUILDER_BYTES)
+    except ExecServerError:
+        return code
+    said = b"".join([output.data for output in kept.chunks]).decode("utf-8", "replace").strip()
+    what, _, reason = said.rpartition(": ")
+    if what != f"bwrap: execvp {name}" or "\n" in reason:
+        return code
+    click.echo(f"exec-server: cannot run {name} in its sandbox: {reason}", err=True)
+    return NOT_FOUND_EXIT if reason == os.strerror(errno.ENOENT) else NOT_ALLOWED_EXIT
 
 
 def _be_quiet_about_what_is_cancelled() -> None:

@@ -16,6 +16,7 @@ from .errors import ProtocolError
 from .gathered import Gathered
 
 if TYPE_CHECKING:
+    from ..services import FilePath
     from .files import RemoteFiles
 
 __all__ = [
@@ -41,7 +42,7 @@ BLOCKS_IN_FLIGHT: Final = 4
 class BlockReader:
     """The blocks of one file in order, fetched ahead as far as they are taken."""
 
-    def __init__(self, files: RemoteFiles, uri: str, path: str, start: int, stop: int | None) -> None:
+    def __init__(self, files: RemoteFiles, uri: str, path: FilePath, start: int, stop: int | None) -> None:
         self._files = files
         self._uri = uri
         self._path = path
@@ -120,7 +121,7 @@ class BlockReader:
 class BlockWriter:
     """Blocks on their way into one file."""
 
-    def __init__(self, files: RemoteFiles, handle: str, path: str) -> None:
+    def __init__(self, files: RemoteFiles, handle: str, path: FilePath) -> None:
         self._files = files
         self._handle = handle
         self._path = path

@@ -25,8 +25,17 @@ from ..wire.process import (
     StartResult,
 )
 from ..wire.uri import path_to_uri
-from .errors import ConnectionLost, ExecServerError, ProtocolError, Recovering, ServerRejected, Unsupported
-from .process import RemoteProcess, decode_event
+from .errors import (
+    CommunicateTimeout,
+    ConnectionLost,
+    ExecServerError,
+    ProtocolError,
+    Recovering,
+    ServerRejected,
+    Unsupported,
+)
+from .process import RemoteProcess
+from .process_events import ProcessEvents, decode_event
 from .recovery import State
 from .rpc import Rpc
 from .session import ConnectOptions, Dialer, InitializeReply, Session, decoded
@@ -48,6 +57,9 @@ CATCH_UP_BYTES: Final = 512 * 1024
 """Output asked for at once where the server keeps what was not acknowledged, which may be a lot: what has
 arrived stays, should the connection break again, and a slow line shows soon that it is alive."""
 
+SMALLEST_PART_BYTES: Final = 8 * 1024
+"""What is asked for at once where connections break before more arrives. One chunk always comes."""
+
 MAX_TERMINAL_SIDE: Final = 65535
 """Rows or columns: what the kernel's and the protocol's 16 bits hold."""
 
@@ -66,6 +78,8 @@ class Client(Session):
         self._doomed: dict[str, None] = {}
         self._ids = count(1)
         self._started = False
+        self._part: int | None = None
+        """What to ask for at first, if the last attempt to catch up failed."""
 
     @cached_property
     def files(self) -> RemoteFiles:
@@ -190,9 +204,32 @@ class Client(Session):
     async def run(
         self, argv: Iterable[str], *, data: bytes | None = None, timeout: float | None = None, **options: Any
     ) -> Completed:
-        """Start a command, give it `data` as its input, and wait: `start` and `communicate` in one."""
-        async with await self.start(argv, stdin=data is not None, **options) as process:
-            return await process.communicate(data, timeout)
+        """Start a command, give it `data` as its input, and wait: `start` and `communicate` in one.
+
+        The time is for both. If it is over, that is so whatever the server says: what may still run is
+        ended when it answers.
+        """
+        deadline = None if timeout is None else self._loop.time() + timeout
+        try:
+            async with asyncio.timeout_at(deadline) as limit:
+                process = await self.start(argv, stdin=data is not None, **options)
+        except TimeoutError:
+            if timeout is None or not limit.expired():
+                raise
+            raise CommunicateTimeout(timeout, None) from None
+        left = None if deadline is None else max(deadline - self._loop.time(), 0.0)
+        try:
+            async with process:
+                try:
+                    return await process.communicate(data, left)
+                except CommunicateTimeout:
+                    if not process.ended:
+                        self._processes.pop(process.id, None)
+                        self._doom(process.id)
+                        process.fail("the time was over, and the server did not answer")
+                    raise
+        except CommunicateTimeout as error:
+            raise CommunicateTimeout(timeout or 0.0, error.output) from None
 
     async def list(self, *, everybody: bool = False) -> list[ListedProcess]:
         """Every process the server still remembers, of this session or of everybody's."""
@@ -201,7 +238,7 @@ class Client(Session):
         result = await self.call("process/list", {"all": everybody}, ListResult)
         return result.processes
 
-    def forget(self, process: RemoteProcess) -> None:
+    def forget(self, process: ProcessEvents) -> None:
         """It has ended; its id may be used again."""
         if self._processes.get(process.id) is process:
             del self._processes[process.id]
@@ -255,17 +292,23 @@ class Client(Session):
                 self._in_background(link.send("process/pauseOutput", {"processId": process.id}))
         held = {process: process.held for process in processes}
         room = asyncio.Semaphore(CATCHING_UP)
-        await asyncio.gather(*(self._catch_up_one(link, process, room) for process in processes))
+        part = self._part or (CATCH_UP_BYTES if self.has("processOutputAcks") else None)
+        # Should it break before a part is through, a smaller one gets ahead.
+        self._part = CATCH_UP_BYTES if part is None else max(part // 2, SMALLEST_PART_BYTES)
+        await asyncio.gather(*(self._catch_up_one(link, process, room, part) for process in processes))
+        self._part = None
         for process, was_held in held.items():
             if process.held != was_held and not process.ended:
                 # Its reader fell behind, or caught up, while nothing could be told to the server.
                 method = "process/pauseOutput" if process.held else "process/resumeOutput"
                 self._in_background(link.send(method, {"processId": process.id}))
 
-    async def _catch_up_one(self, link: Rpc, process: RemoteProcess, room: asyncio.Semaphore) -> None:
+    async def _catch_up_one(
+        self, link: Rpc, process: RemoteProcess, room: asyncio.Semaphore, part: int | None
+    ) -> None:
         async with room:
             acknowledges = self.has("processOutputAcks")
-            part = CATCH_UP_BYTES if acknowledges else None
+            first = part
             try:
                 more = True
                 while more:
@@ -274,6 +317,9 @@ class Client(Session):
                     found = decoded("process/read", await link.call("process/read", params), ReadResult)
                     more = process.recover(found, part)
                     self._progress()
+                    if part is not None and found.chunks:
+                        self._part = first
+                        part = min(part * 2, CATCH_UP_BYTES)
                     if acknowledges and not process.ended:
                         told = {"processId": process.id, "seq": process.last_seq}
                         self._in_background(link.send("process/acknowledgeOutput", told))

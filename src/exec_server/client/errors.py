@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno as codes
+import os
 import re
 from typing import Final
 
-from ..services import Completed
+from ..services import Completed, FilePath
 from ..wire.errors import NOT_FOUND
 
 __all__ = [
@@ -65,6 +66,10 @@ class Recovering(ConnectionLost):
     """The connection is being made again, and the caller did not want to wait for it. Nothing was sent."""
 
 
+class ServerEnded(ConnectionLost):
+    """A server that was started for this connection ended before it answered."""
+
+
 class SessionLost(ConnectionLost):
     """The session is gone for good, with its processes. `slept` is how long this machine slept meanwhile.
 
@@ -113,10 +118,14 @@ class StdinCloseUnsupported(Unsupported):
 
 
 class CommunicateTimeout(ExecServerError, TimeoutError):
-    """The time was over; the process was terminated. `output` is what it wrote until then."""
+    """The time was over; the process was terminated. `output` is what it wrote until then, None if nobody
+    knows of its start."""
 
     def __init__(self, seconds: float, output: Completed | None) -> None:
-        super().__init__(f"the process did not finish within {seconds:g}s and was terminated")
+        if output is None:
+            super().__init__(f"the server did not say within {seconds:g}s that the process was started")
+        else:
+            super().__init__(f"the process did not finish within {seconds:g}s and was terminated")
         self.output = output
 
 
@@ -177,7 +186,7 @@ _BY_NUMBER: Final[dict[int, type[RemoteFileError]]] = {
 }
 
 
-def file_error(error: ServerRejected, path: str) -> RemoteFileError:
+def file_error(error: ServerRejected, path: FilePath) -> RemoteFileError:
     """A refused `fs/*` call as the OSError it is."""
     found = _OS_ERROR.search(error.message)
     kind: type[RemoteFileError] = RemoteFileError
@@ -185,4 +194,4 @@ def file_error(error: ServerRejected, path: str) -> RemoteFileError:
         kind = _BY_NUMBER.get(int(found[1]), RemoteFileError)
     elif error.code == NOT_FOUND and not error.message.startswith("unknown file handle"):
         kind = RemoteFileNotFound
-    return kind(error.method, error.code, error.message, path)
+    return kind(error.method, error.code, error.message, os.fspath(path))

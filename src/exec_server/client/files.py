@@ -28,6 +28,7 @@ from ..services import (
     DirectoryEntry,
     FileMetadata,
     FilePart,
+    FilePath,
     Files,
     GlobFound,
     Progress,
@@ -162,7 +163,7 @@ class RemoteFiles:
 
     # Reading -------------------------------------------------------------------------------------
 
-    async def read(self, path: str) -> bytes:
+    async def read(self, path: FilePath) -> bytes:
         """All of a file. A large one comes in blocks: it delays nobody, but it has to fit into memory."""
         uri = self.uri(path)
         if self._client.has("fsReadRange"):
@@ -176,7 +177,7 @@ class RemoteFiles:
         finally:
             reader.close()
 
-    async def read_range(self, path: str, offset: int, length: int) -> FilePart:
+    async def read_range(self, path: FilePath, offset: int, length: int) -> FilePart:
         """Up to `length` bytes from `offset` on; fewer only at the end. `eof`: nothing follows them."""
         if offset < 0 or length < 0:
             raise ValueError("offset and length of a range cannot be negative")
@@ -195,7 +196,7 @@ class RemoteFiles:
             reader.close()
         return FilePart(data[:length], len(data) <= length)
 
-    async def stream(self, path: str, offset: int = 0) -> AsyncIterator[bytes]:
+    async def stream(self, path: FilePath, offset: int = 0) -> AsyncIterator[bytes]:
         """A file of any size in blocks of up to 1 MiB, a few of them fetched ahead.
 
         The handle pins the file: it may be removed or replaced by rename meanwhile, and what comes is still
@@ -210,7 +211,7 @@ class RemoteFiles:
 
     # Writing -------------------------------------------------------------------------------------
 
-    async def write(self, path: str, data: bytes) -> None:
+    async def write(self, path: FilePath, data: bytes) -> None:
         """Make a file have this content, creating it if need be; its directory must exist.
 
         Our servers replace the file whole or not at all. Up to WHOLE_WRITE_BYTES (about 12 MB) go in one
@@ -225,7 +226,7 @@ class RemoteFiles:
         params = {"path": self.uri(path), "dataBase64": base64.encode(data)}
         await self._change("fs/writeFile", params, path)
 
-    async def write_stream(self, path: str, blocks: Blocks, *, atomic: bool = True) -> int:
+    async def write_stream(self, path: FilePath, blocks: Blocks, *, atomic: bool = True) -> int:
         """Make what comes the content of the file, in constant memory; returns the number of bytes.
 
         Pieces may be of any size. The file has its old content until all of the new one is there, and keeps
@@ -253,14 +254,14 @@ class RemoteFiles:
             raise
         return writer.offset
 
-    async def open_part(self, path: str, *, keep: bool) -> str:
+    async def open_part(self, path: FilePath, *, keep: bool) -> str:
         """A handle of what a transfer writes to before it gets its name; see docs/protocol.md, `fsParts`."""
         handle = self._new_handle()
         self._looking.clear()
         await self._open(handle, self.uri(path), path, "replace", part="keep" if keep else "empty")
         return handle
 
-    async def write_part(self, handle: str, path: str, blocks: Blocks, offset: int) -> None:
+    async def write_part(self, handle: str, path: FilePath, blocks: Blocks, offset: int) -> None:
         """Write from an offset on; the handle stays open."""
         writer = BlockWriter(self, handle, path)
         writer.offset = offset
@@ -277,7 +278,7 @@ class RemoteFiles:
         """Without waiting for it. The server would do it, too, when the connection ends."""
         self._client.tell("fs/close", {"handleId": handle})
 
-    async def _write_gathered(self, path: str, blocks: Blocks) -> int:
+    async def _write_gathered(self, path: FilePath, blocks: Blocks) -> int:
         data = bytearray()
         async for block in reblocked(blocks):
             data += block
@@ -291,7 +292,7 @@ class RemoteFiles:
 
     # Looking -------------------------------------------------------------------------------------
 
-    async def metadata(self, path: str, follow_symlinks: bool = True) -> FileMetadata:
+    async def metadata(self, path: FilePath, follow_symlinks: bool = True) -> FileMetadata:
         """What a path is. With `follow_symlinks=False` a link anywhere in the path is an error.
 
         Callers that ask for the same at the same time share one request.
@@ -325,7 +326,7 @@ class RemoteFiles:
         if not done.cancelled():
             done.exception()  # whoever asked may have gone
 
-    async def exists(self, path: str) -> bool:
+    async def exists(self, path: FilePath) -> bool:
         """Whether there is something, at the end of all links."""
         try:
             await self.metadata(path)
@@ -333,7 +334,7 @@ class RemoteFiles:
             return False
         return True
 
-    async def list(self, path: str) -> list[DirectoryEntry]:
+    async def list(self, path: FilePath) -> list[DirectoryEntry]:
         """The names in a directory, sorted.
 
         Other servers than ours leave out links that lead nowhere, write U+FFFD for what is not UTF-8, and
@@ -357,7 +358,7 @@ class RemoteFiles:
 
     async def walk(
         self,
-        path: str,
+        path: FilePath,
         *,
         max_depth: int = 64,
         max_directories: int = 10_000,
@@ -380,14 +381,14 @@ class RemoteFiles:
             found.truncated,
         )
 
-    async def canonicalize(self, path: str) -> str:
+    async def canonicalize(self, path: FilePath) -> str:
         """The path with every link resolved; it must exist."""
         found = await self._call("fs/canonicalize", {"path": self.uri(path)}, CanonicalizeResult, path)
         return _native(found.path)
 
     async def glob(
         self,
-        path: str,
+        path: FilePath,
         pattern: str,
         *,
         kind: Literal["file", "directory", "any"] = "file",
@@ -410,7 +411,7 @@ class RemoteFiles:
 
     async def search(
         self,
-        path: str,
+        path: FilePath,
         pattern: str,
         *,
         fixed_strings: bool = False,
@@ -459,16 +460,16 @@ class RemoteFiles:
 
     # Changing ------------------------------------------------------------------------------------
 
-    async def make_directory(self, path: str, recursive: bool = True) -> None:
+    async def make_directory(self, path: FilePath, recursive: bool = True) -> None:
         """Make a directory; `recursive` makes its parents too and does not mind if it is there."""
         await self._change("fs/createDirectory", {"path": self.uri(path), "recursive": recursive}, path)
 
-    async def remove(self, path: str, recursive: bool = False, force: bool = False) -> None:
+    async def remove(self, path: FilePath, recursive: bool = False, force: bool = False) -> None:
         """Remove a file, a link or an empty directory; with `recursive` a whole tree."""
         params = {"path": self.uri(path), "recursive": recursive, "force": force}
         await self._change("fs/remove", params, path)
 
-    async def copy(self, source: str, destination: str, recursive: bool = False) -> None:
+    async def copy(self, source: FilePath, destination: FilePath, recursive: bool = False) -> None:
         """Copy on that machine. A directory needs `recursive` and is merged into an existing one."""
         params = {
             "sourcePath": self.uri(source),
@@ -478,7 +479,12 @@ class RemoteFiles:
         await self._change("fs/copy", params, source)
 
     async def move(
-        self, source: str, destination: str, overwrite: bool = False, *, keep_attributes: bool = False
+        self,
+        source: FilePath,
+        destination: FilePath,
+        overwrite: bool = False,
+        *,
+        keep_attributes: bool = False,
     ) -> None:
         """Rename; what has the new name already is replaced only if told to.
 
@@ -512,7 +518,7 @@ class RemoteFiles:
 
     # Watching ------------------------------------------------------------------------------------
 
-    def watch(self, path: str, recursive: bool = False) -> RemoteWatch:
+    def watch(self, path: FilePath, recursive: bool = False) -> RemoteWatch:
         """`async with files.watch(path) as changes: async for change in changes: ...`
 
         The path need not exist. A directory reports itself and its entries, or with `recursive` all below
@@ -523,7 +529,7 @@ class RemoteFiles:
         return RemoteWatch(self, path, recursive)
 
     async def watch_missing(
-        self, missing: Sequence[str], present: str | None = None
+        self, missing: Sequence[FilePath], present: FilePath | None = None
     ) -> asyncio.Future[None] | None:
         """A future that is done once one of the missing paths may exist, or `present` has changed.
 
@@ -577,25 +583,26 @@ class RemoteFiles:
     # Whole trees ---------------------------------------------------------------------------------
 
     async def upload(
-        self, local: str, remote: str, progress: Progress | None = None, *, verify: bool = True
+        self, local: FilePath, remote: FilePath, progress: Progress | None = None, *, verify: bool = True
     ) -> Transferred:
         """Bring a file or a tree of this machine there, as `remote`; see client/transfers.py."""
         from .transfers import Upload
 
-        return await Upload(self._client, self, progress, verify).run(local, remote)
+        return await Upload(self._client, self, progress, verify).run(os.fspath(local), os.fspath(remote))
 
     async def download(
-        self, remote: str, local: str, progress: Progress | None = None, *, verify: bool = True
+        self, remote: FilePath, local: FilePath, progress: Progress | None = None, *, verify: bool = True
     ) -> Transferred:
         """Bring a file or a tree from there to this machine, as `local`; see client/transfers.py."""
         from .transfers import Download
 
-        return await Download(self._client, self, progress, verify).run(remote, local)
+        return await Download(self._client, self, progress, verify).run(os.fspath(remote), os.fspath(local))
 
     # Calls ---------------------------------------------------------------------------------------
 
-    def uri(self, path: str) -> str:
+    def uri(self, path: FilePath) -> str:
         """The URI of a path as callers write it."""
+        path = os.fspath(path)
         if path.startswith("file:"):
             try:
                 return parse(path)
@@ -610,7 +617,7 @@ class RemoteFiles:
             raise ValueError(f"{path!r} is relative, and this server does not say to what")
         return path_to_uri(f"{native_path(base).rstrip('/')}/{path}")
 
-    def native(self, path: str) -> str:
+    def native(self, path: FilePath) -> str:
         """The native path of a path as callers write it."""
         return _native(self.uri(path))
 
@@ -618,7 +625,7 @@ class RemoteFiles:
         if not self._client.has(capability):
             raise Unsupported(f"this server cannot {what}: it does not announce {capability}")
 
-    async def _call(self, method: str, params: Any, kind: type[T], path: str) -> T:
+    async def _call(self, method: str, params: Any, kind: type[T], path: FilePath) -> T:
         try:
             return await self._client.call(method, params, kind)
         except ServerRejected as error:
@@ -626,7 +633,7 @@ class RemoteFiles:
                 raise Unsupported(f"this server has no `{method}`") from None
             raise file_error(error, path) from None
 
-    async def _change(self, method: str, params: Any, path: str) -> None:
+    async def _change(self, method: str, params: Any, path: FilePath) -> None:
         # What was asked before this may be answered with how it was; nobody who asks later may share it.
         self._looking.clear()
         await self._call(method, params, dict[str, Any], path)
@@ -635,7 +642,7 @@ class RemoteFiles:
         self,
         handle: str,
         uri: str,
-        path: str,
+        path: FilePath,
         mode: OpenMode,
         atomic: bool = False,
         part: Literal["keep", "empty"] | None = None,
@@ -653,13 +660,13 @@ class RemoteFiles:
         """A name for an open file; its end says which connection the file belongs to."""
         return f"{uuid4().hex[:24]}{self._client.losses % 2**32:08x}"
 
-    def _require_open(self, handle: str, path: str) -> None:
+    def _require_open(self, handle: str, path: FilePath) -> None:
         """A server forgets open files with their connection, and closing an unknown one is no error to it."""
         if int(handle[-8:], 16) != self._client.losses % 2**32:
             raise ConnectionLost(f"{path} was open on a connection that is gone; open it again")
 
     async def _part(
-        self, method: str, params: dict[str, Any], path: str, take: Take | None = None
+        self, method: str, params: dict[str, Any], path: FilePath, take: Take | None = None
     ) -> binary.FilePart:
         """A part of a file, or what `take` leaves of it, and whether the file ends with it."""
         try:
@@ -671,13 +678,13 @@ class RemoteFiles:
         part = part_of(method, answer)
         return part if take is None else take(part)
 
-    async def _read_block(self, params: dict[str, Any], path: str, take: Take) -> binary.FilePart:
+    async def _read_block(self, params: dict[str, Any], path: FilePath, take: Take) -> binary.FilePart:
         """`fs/readBlock`; there are never more than a few blocks on their way."""
         async with self._blocks:
             self._require_open(params["handleId"], path)
             return await self._part("fs/readBlock", params, path, take)
 
-    async def _write_block(self, handle: str, offset: int, block: bytes | memoryview, path: str) -> None:
+    async def _write_block(self, handle: str, offset: int, block: bytes | memoryview, path: FilePath) -> None:
         """`fs/writeBlock`; likewise."""
         async with self._blocks:
             self._require_open(handle, path)
@@ -694,13 +701,15 @@ class RemoteFiles:
 class RemoteWatch:
     """A watch, and the changes it reports. Made by `RemoteFiles.watch`."""
 
-    def __init__(self, files: RemoteFiles, path: str, recursive: bool) -> None:
+    def __init__(self, files: RemoteFiles, path: FilePath, recursive: bool) -> None:
         self._files = files
         self._path = path
         self._recursive = recursive
         self._id = uuid4().hex
         self._changes: deque[Change] = deque()
         self._news = asyncio.Event()
+        self._armed = False
+        """The server has it, so it is missed when the connection is gone."""
         self._ended = False
         self._failure: str | None = None
 
@@ -714,6 +723,7 @@ class RemoteWatch:
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
+        self._armed = True
         return self
 
     async def __aexit__(
@@ -741,6 +751,8 @@ class RemoteWatch:
 
     async def rearm(self) -> None:
         """Watch again over a new connection. What happened in between is unknown, so look everywhere."""
+        if not self._armed:
+            return  # whoever sets it up waited for this connection, and asks by itself
         try:
             await self._files._call("fs/watch", self._params(), dict[str, Any], self._path)
         except ConnectionLost:

@@ -23,6 +23,9 @@ __all__ = ["ExecServerLaunchCommand", "Launched", "launch"]
 STOP_SECONDS: Final = 2.0
 """What a server has to end after its stdin was closed, and again after SIGTERM, before it is killed."""
 
+STATUS_SECONDS: Final = 1.0
+"""How long a server that has closed its output may take to end, so that its status can be told."""
+
 POLL_SECONDS: Final = 0.02
 """Between two looks at a server, where the kernel cannot tell us about its end."""
 
@@ -35,6 +38,10 @@ LINE_BYTES: Final = 8 * 1024
 LAST_LINES: Final = 5
 LAST_BYTES: Final = 300
 """How much of what a server complained about is told when it did not start: lines, and bytes of each."""
+
+
+_stopping: Final[set[asyncio.Task[None]]] = set()
+"""Servers that are being stopped behind everybody's back; a task nobody holds may vanish."""
 
 
 class ExecServerLaunchCommand(Struct, frozen=True, kw_only=True):
@@ -71,6 +78,41 @@ class Launched:
         channel = StdioChannel(asyncio.get_running_loop(), self._read_fd, self._write_fd, Limits())
         channel.attach(receiver)
         return channel
+
+    async def status(self) -> int | None:
+        """Its exit status, if it has ended or is just about to."""
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                await self._ended()
+        except TimeoutError:
+            pass
+        return self._server.poll()
+
+    def blamed(self, error: BaseException, status: int | None = None) -> str:
+        """An error, how the server ended, and its last words."""
+        self._complaints.take()
+        parts = [str(error)]
+        if status is not None:
+            parts.append(
+                f"it ended with status {status}" if status >= 0 else f"it was killed by signal {-status}"
+            )
+        if self.last_words:
+            parts.append(f"the last it said: {self.last_words}")
+        return "; ".join(parts)
+
+    def stop_behind(self) -> None:
+        """The same as `stop`, for nobody to wait for. If the loop ends before, so does the server."""
+        task = asyncio.ensure_future(self._stop_or_kill())
+        _stopping.add(task)
+        task.add_done_callback(_stopping.discard)
+
+    async def _stop_or_kill(self) -> None:
+        try:
+            await self.stop()
+        except asyncio.CancelledError:
+            self._signal(signal.SIGKILL)
+            self._server.wait()
+            raise
 
     async def stop(self) -> None:
         """It ends when its stdin does; if not, its whole group is told to, and then killed."""
@@ -134,6 +176,12 @@ class Complaints:
         """Take what is there, and no more: what it has left running may keep the other end for ever."""
         self._read()
         self._end()
+
+    def take(self) -> None:
+        """Take what is there, also of a line that has no end yet."""
+        self._read()
+        rest, self._rest = self._rest, b""
+        self._take(rest)
 
     def _read(self) -> None:
         if self._descriptor is None:

@@ -1,4 +1,4 @@
-"""A process across a connection: its events in order, and everything a caller can do with it."""
+"""A process across a connection: everything a caller can do with it. Its events are in process_events.py."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import msgspec
-
-from ..limits import MAX_OUTPUT_CHUNK_BYTES
 from ..services import (
-    Closed,
     Collected,
     Completed,
     Event,
-    Exited,
     ExitStatus,
-    Failed,
     Output,
     ReadOutput,
     Snapshot,
@@ -38,29 +32,13 @@ from .errors import (
     StdinCloseUnsupported,
     Unsupported,
 )
+from .process_events import HISTORY_EVENTS, ProcessEvents, decode_event, read_output
 from .reader import Reader
-from .sequencer import ReorderOverflow, Sequencer
-from .subscription import Subscription
 
 if TYPE_CHECKING:
     from .client import Client
 
-__all__ = ["RemoteProcess"]
-
-BUFFER_BYTES: Final = 4 * 1024 * 1024
-"""Output that may wait for its reader before the process is made to wait."""
-
-UNPAUSABLE_BUFFER_BYTES: Final = 64 * 1024 * 1024
-"""The same where the server cannot make a single process wait; beyond it output is dropped and told."""
-
-ACKNOWLEDGE_BYTES: Final = 4 * 1024 * 1024
-ACKNOWLEDGE_EVENTS: Final = 16 * 1024
-"""How much arrives before the server is told so: seldom enough to cost nothing, and with what fits into the
-buffers of a connection on top still less than a server keeps."""
-
-HISTORY_EVENTS: Final = 256
-HISTORY_BYTES: Final = 1024 * 1024
-"""What late readers get without asking the server."""
+__all__ = ["HISTORY_EVENTS", "RemoteProcess", "decode_event"]
 
 WRITE_BYTES: Final = 64 * 1024
 """What `communicate` writes at once."""
@@ -68,207 +46,34 @@ WRITE_BYTES: Final = 64 * 1024
 UNKNOWN_EXIT: Final = -1
 """What servers report when the kernel could not be asked for the exit code."""
 
-MAX_WRITE_BYTES: Final = 4 * 1024 * 1024
-"""What is sent in one message: with base64, well below the largest frame a server takes."""
+MAX_WRITE_BYTES: Final = 256 * 1024
+"""What is sent in one message: little enough to get through where a line breaks again and again."""
+
+WRITES_AT_ONCE: Final = 16
+"""Messages of one long write on their way to a server that takes them in their order."""
 
 CLEANUP_SECONDS: Final = 2.0
 """How long a killed process may take to be reported closed."""
 
 
-class RemoteProcess:
+class RemoteProcess(ProcessEvents):
     """Made by `Client.start`."""
 
     def __init__(self, client: Client, process_id: str, *, tty: bool, stdin: bool) -> None:
-        self._client = client
-        self._id = process_id
+        super().__init__(client, process_id)
         self._tty = tty
         self._stdin = stdin
-        self._sequencer = Sequencer()
-        self._history: deque[Event] = deque()
-        self._history_bytes = 0
-        self._subscriptions: list[Subscription] = []
-        self._acknowledges = client.has("processOutputAcks")
-        self._unacknowledged_bytes = 0
-        self._unacknowledged_events = 0
-        pausable = client.has("processFlowControl")
-        self._primary: Subscription | None = Subscription(
-            BUFFER_BYTES if pausable else UNPAUSABLE_BUFFER_BYTES,
-            2**62,
-            self._press if pausable else None,
-        )
-        self._subscriptions.append(self._primary)
         self._reader: Reader | None = None
         self._readers = 0
         self._waiters = 0
         self._gathered = False
         self._next_write = 1
-        self._exit: Exited | None = None
-        self._failure: str | None = None
-        loop = asyncio.get_running_loop()
-        self._exited: asyncio.Future[None] = loop.create_future()
-        self._ended: asyncio.Future[None] = loop.create_future()
+        self._writing = asyncio.Lock()
+        """Held by a write that takes more than one message."""
         self.running = False
         """The server has said that it was started. Until then there is nothing to recover."""
-        self.held = False
-        """The server was asked to make it wait for its reader."""
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return None if self._exit is None else self._exit.exit_code
-
-    @property
-    def ended(self) -> bool:
-        """Closed, or lost."""
-        return self._ended.done()
-
-    def __repr__(self) -> str:
-        state = "lost" if self._failure else "ended" if self.ended else "running"
-        return f"<RemoteProcess {self._id!r} {state}>"
-
-    @property
-    def last_seq(self) -> int:
-        """The number of the last event that was published."""
-        return self._sequencer.last
-
-    # Events, from the client ---------------------------------------------------------------------
-
-    def deliver(self, seq: int, event: Event) -> None:
-        """A numbered event arrived."""
-        if self._failure is not None:
-            return
-        try:
-            ready = self._sequencer.push(seq, event)
-        except ReorderOverflow as error:
-            self.fail(str(error))
-            return
-        for published in ready:
-            self._publish(published)
-
-    def expect_recovery(self) -> None:
-        """The connection is lost: what the next one brings may come before what was missed."""
-        self._sequencer.expect_recovery()
-
-    def recover(self, result: ReadResult, max_bytes: int | None = None) -> bool:
-        """What the server retains, read after `last_seq`; whether to ask for more than these `max_bytes`.
-
-        Raises Unrecoverable if what is retained is not enough.
-        """
-        found = _read_output(result)
-        size = sum(len(chunk.data) for chunk in found.chunks)
-        partial = False
-        if max_bytes is not None and found.chunks:
-            # Chunks are not split, so an answer with room for another has all of them. Such an answer goes
-            # up to its last chunk: what it says of an exit is numbered by one that has no chunks.
-            partial = size > max_bytes - MAX_OUTPUT_CHUNK_BYTES or found.exited or found.closed
-        for event in self._sequencer.recover(found, partial=partial):
-            self._publish(event)
-        if partial and (self._sequencer.joined or self.ended):
-            self._sequencer.recovering = partial = False
-        return partial
-
-    def fail(self, message: str) -> None:
-        """The process is lost; tell everybody, once."""
-        if self._failure is None and not self.ended:
-            self._failure = message
-            self._sequencer.end()
-            self._publish(Failed(message))
-
-    def _publish(self, event: Event) -> None:
-        self._history.append(event)
-        if isinstance(event, Output):
-            self._history_bytes += len(event.data)
-            if self._acknowledges:
-                self._acknowledge(len(event.data))
-        elif isinstance(event, Exited):
-            self._exit = event
-        while self._history and (len(self._history) > HISTORY_EVENTS or self._history_bytes > HISTORY_BYTES):
-            oldest = self._history.popleft()
-            if isinstance(oldest, Output):
-                self._history_bytes -= len(oldest.data)
-        for subscription in self._subscriptions:
-            subscription.put(event)
-        if isinstance(event, Closed | Failed):
-            self._client.forget(self)
-            if not self._ended.done():
-                self._ended.set_result(None)
-        if isinstance(event, Exited | Closed | Failed) and not self._exited.done():
-            self._exited.set_result(None)
-
-    def _acknowledge(self, size: int) -> None:
-        """Say from time to time what has arrived: until then the server keeps it for us."""
-        self._unacknowledged_bytes += size
-        self._unacknowledged_events += 1
-        if (
-            self._unacknowledged_bytes >= ACKNOWLEDGE_BYTES
-            or self._unacknowledged_events >= ACKNOWLEDGE_EVENTS
-        ):
-            self._unacknowledged_bytes = self._unacknowledged_events = 0
-            params = {"processId": self._id, "seq": self._sequencer.last}
-            self._client.tell("process/acknowledgeOutput", params)
-
-    def _press(self, pressed: bool) -> None:
-        """Make the process wait for its reader, or go on."""
-        self.held = pressed
-        if not self.ended:
-            method = "process/pauseOutput" if pressed else "process/resumeOutput"
-            self._client.tell(method, {"processId": self._id})
 
     # Reading -------------------------------------------------------------------------------------
-
-    async def events(self) -> AsyncIterator[Event]:
-        """Everything that happens, from the first event on, each once and in order.
-
-        The first reader gets everything however slow it is: the process waits for it. Further readers
-        never make it wait; one that falls too far behind catches up from what the server retains.
-        """
-        reader = self._new_reader()
-        try:
-            while (event := await reader.next()) is not None:
-                yield event
-        finally:
-            if reader.subscription in self._subscriptions:
-                self._subscriptions.remove(reader.subscription)
-                reader.subscription.make_lossy()
-
-    def _new_reader(self) -> Reader:
-        return Reader(self._id, self._subscribe(), self._missed, lambda: self.ended)
-
-    def _subscribe(self) -> Subscription:
-        if self._primary is not None:
-            primary, self._primary = self._primary, None
-            return primary
-        subscription = Subscription(HISTORY_BYTES, HISTORY_EVENTS, None)
-        for event in self._history:
-            subscription.put(event)
-        self._subscriptions.append(subscription)
-        return subscription
-
-    async def _missed(self, last: int, before: int | None) -> tuple[list[Event], bool]:
-        """Events after `last` that a reader did not get, from the server; and whether they are all."""
-        result = await self.read(after_seq=last)
-        events: list[Event] = []
-        for chunk in result.chunks:
-            if before is not None and chunk.seq >= before:
-                break
-            if chunk.seq > last + 1:
-                if self._exit is None or not self._exit.seq == last + 1 == chunk.seq - 1:
-                    return events, False
-                events.append(self._exit)
-            events.append(chunk)
-            last = chunk.seq
-        if self._exit is not None and self._exit.seq == last + 1 and (before is None or last + 1 < before):
-            events.append(self._exit)
-            last += 1
-        if before is not None and before > last + 1:
-            return events, False
-        if before is None and result.closed and last + 2 == result.next_seq:
-            events.append(Closed(last + 1))
-        return events, True
 
     async def output(self, *, from_start: bool = False) -> AsyncIterator[Output]:
         """Only the output, until there is no more. Raises ProcessFailed if the process was lost.
@@ -324,7 +129,7 @@ class RemoteProcess:
             "waitMs": int(wait * 1000),
         }
         try:
-            return _read_output(await self._client.call_until_answered("process/read", params, ReadResult))
+            return read_output(await self._client.call_until_answered("process/read", params, ReadResult))
         except ConnectionLost:
             if self._failure is None:
                 raise
@@ -337,8 +142,21 @@ class RemoteProcess:
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"a process is written bytes, not {type(data).__name__}")
         view = memoryview(data).cast("B")
-        for start in range(0, max(len(view), 1), MAX_WRITE_BYTES):
-            await self._write_piece(bytes(view[start : start + MAX_WRITE_BYTES]))
+        if len(view) <= MAX_WRITE_BYTES and not self._writing.locked():
+            await self._write_piece(bytes(view))
+            return
+        pieces = [
+            bytes(view[start : start + MAX_WRITE_BYTES])
+            for start in range(0, max(len(view), 1), MAX_WRITE_BYTES)
+        ]
+        # Our servers take writes in the order in which they come; others may not.
+        step = WRITES_AT_ONCE if self._acknowledges else 1
+        async with self._writing:  # nothing of another write may come in between
+            for first in range(0, len(pieces), step):
+                group = [self._write_piece(piece) for piece in pieces[first : first + step]]
+                for outcome in await asyncio.gather(*group, return_exceptions=True):
+                    if isinstance(outcome, BaseException):
+                        raise outcome
 
     async def _write_piece(self, data: bytes) -> None:
         write_id = str(self._next_write)
@@ -360,7 +178,11 @@ class RemoteProcess:
         if not self._client.has("processCloseStdin"):
             raise StdinCloseUnsupported("this server cannot close the stdin of a process on pipes")
         params = {"processId": self._id}
-        await self._client.call_until_answered("process/closeStdin", params, WriteResult)
+        if self._writing.locked():
+            async with self._writing:
+                await self._client.call_until_answered("process/closeStdin", params, WriteResult)
+        else:
+            await self._client.call_until_answered("process/closeStdin", params, WriteResult)
 
     async def resize(self, rows: int, cols: int) -> None:
         """Change the size of the terminal."""
@@ -468,7 +290,8 @@ class RemoteProcess:
             raise CommunicateTimeout(timeout or 0.0, gathered.completed(self.exit_code)) from None
         if self._failure is not None:
             raise ProcessFailed(self._failure)
-        return gathered.completed((await self._status()).exit_code)
+        status = await self._status()
+        return gathered.completed(status.exit_code, status.sandbox_denied)
 
     async def _exchange(self, data: bytes, gathered: _Gathered) -> None:
         writer = asyncio.ensure_future(self._feed(data))
@@ -607,59 +430,9 @@ class _Gathered:
             self._size -= dropped
             self._dropped += dropped
 
-    def completed(self, exit_code: int | None) -> Completed:
+    def completed(self, exit_code: int | None, sandbox_denied: bool = False) -> Completed:
         def joined(stream: str) -> bytes:
             return b"".join([chunk.data for chunk in self._chunks if chunk.stream == stream])
 
-        return Completed(joined("stdout"), joined("stderr"), joined("pty"), exit_code, self._dropped)
-
-
-def _read_output(result: ReadResult) -> ReadOutput:
-    chunks = [Output(chunk.seq, chunk.stream, base64.decode(chunk.chunk)) for chunk in result.chunks]
-    return ReadOutput(
-        chunks,
-        result.next_seq,
-        result.exited,
-        result.exit_code,
-        result.closed,
-        result.failure,
-        result.sandbox_denied,
-    )
-
-
-def decode_event(method: str, params: msgspec.Raw) -> tuple[str, Event] | None:
-    """A process notification as an event, with the id of its process; None for others."""
-    if method == "process/output":
-        output = _decode_output(params)
-        return output.process_id, Output(output.seq, output.stream, base64.decode(output.chunk))
-    if method == "process/exited":
-        exited = _decode_exited(params)
-        return exited.process_id, Exited(exited.seq, exited.exit_code, exited.sandbox_denied)
-    if method == "process/closed":
-        closed = _decode_closed(params)
-        return closed.process_id, Closed(closed.seq)
-    return None
-
-
-class _OutputParams(msgspec.Struct, rename="camel"):
-    process_id: str
-    seq: int
-    stream: Any
-    chunk: str
-
-
-class _ExitedParams(msgspec.Struct, rename="camel"):
-    process_id: str
-    seq: int
-    exit_code: int
-    sandbox_denied: bool | None = None
-
-
-class _ClosedParams(msgspec.Struct, rename="camel"):
-    process_id: str
-    seq: int
-
-
-_decode_output = msgspec.json.Decoder(_OutputParams).decode
-_decode_exited = msgspec.json.Decoder(_ExitedParams).decode
-_decode_closed = msgspec.json.Decoder(_ClosedParams).decode
+        outputs = joined("stdout"), joined("stderr"), joined("pty")
+        return Completed(*outputs, exit_code, self._dropped, sandbox_denied)

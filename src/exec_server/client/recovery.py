@@ -33,6 +33,7 @@ __all__ = [
     "disconnect_text",
     "failure_text",
     "is_worth_another_try",
+    "noticed_sleep",
     "sleep_text",
     "step",
 ]
@@ -202,15 +203,30 @@ def disconnect_text(reason: str) -> str:
 
 
 def failure_text(
-    reason: str, last_error: str, slept: float, detach_seconds: float | None, away: float = 0.0
+    reason: str,
+    last_error: str,
+    slept: float,
+    detach_seconds: float | None,
+    away: float = 0.0,
+    silent: float = 0.0,
 ) -> str:
     """The words for a session that could not be resumed, and what may have been the cause.
 
-    `away` is how long there was no connection, sleep not counted.
+    `away` is how long there was no connection that we knew of, sleep not counted; `silent` is how long
+    nothing was heard, which is longer if this program stood still (SIGSTOP, a paused container).
     """
     text = f"{disconnect_text(reason)}; failed to resume exec-server session: {last_error}"
-    note = sleep_text(slept, detach_seconds) or away_text(away, detach_seconds)
+    note = (
+        sleep_text(slept, detach_seconds)
+        or away_text(away, detach_seconds)
+        or silence_text(silent, detach_seconds)
+    )
     return f"{text} ({note})" if note else text
+
+
+def noticed_sleep(seconds: float) -> float:
+    """How long this machine slept; 0.0 where clocks only differ."""
+    return seconds if seconds >= NOTICED_SLEEP_SECONDS else 0.0
 
 
 def sleep_text(slept: float, detach_seconds: float | None) -> str:
@@ -231,6 +247,17 @@ def away_text(away: float, detach_seconds: float | None) -> str:
     if away <= keeps:
         return ""
     return f"away for {_span(away)}; the server keeps a session without a connection for {_span(keeps)}"
+
+
+def silence_text(silent: float, detach_seconds: float | None) -> str:
+    """Whether nothing was heard for longer than a session is kept; empty if not."""
+    keeps = DETACH_SECONDS if detach_seconds is None else detach_seconds
+    if silent <= keeps:
+        return ""
+    return (
+        f"nothing was heard of the server for {_span(silent)}; it keeps a session without a connection for"
+        f" {_span(keeps)}"
+    )
 
 
 def _span(seconds: float) -> str:

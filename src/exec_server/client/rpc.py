@@ -67,6 +67,14 @@ class Rpc:
         """Whether the server has agreed to blocks as binary messages."""
         self._takes: dict[int | str, Take] = {}
         self._closed_reason: str | None = None
+        self._heard_at = self._loop.time()
+        self.hung_up = False
+        """We ended it, because of what the server said."""
+
+    @property
+    def heard_at(self) -> float:
+        """When the server was last heard, on the loop's clock, be it only to ask whether we are there."""
+        return max(self._heard_at, getattr(self._channel, "pinged_at", 0.0))
 
     @property
     def closed(self) -> bool:
@@ -89,9 +97,9 @@ class Rpc:
                 f"timed out waiting for exec-server `{method}` response after {timeout:g}s"
             ) from None
 
-    def send(self, method: str, params: Any) -> asyncio.Future[Raw]:
-        """Send a request now; the future is its answer."""
-        channel, request_id, future = self._begin(method)
+    def send(self, method: str, params: Any, *, again: bool = False) -> asyncio.Future[Raw]:
+        """Send a request now; the future is its answer. One that was sent before is not counted `again`."""
+        channel, request_id, future = self._begin(method, again=again)
         channel.send(encode_request(request_id, method, params))
         return future
 
@@ -112,10 +120,10 @@ class Rpc:
         channel.send_parts(head, data, b"", binary=True)
         return future
 
-    def _begin(self, method: str) -> tuple[Channel, int, asyncio.Future[Any]]:
+    def _begin(self, method: str, *, again: bool = False) -> tuple[Channel, int, asyncio.Future[Any]]:
         if self._closed_reason is not None or self._channel is None:
             raise ConnectionLost(_lost(self._closed_reason))
-        if len(self._calls) >= MAX_CALLS + (1 if method in CLEANUP_METHODS else 0):
+        if not again and len(self._calls) >= MAX_CALLS + (1 if method in CLEANUP_METHODS else 0):
             raise TooManyCalls(f"exec-server has reached its limit of {MAX_CALLS} pending requests")
         request_id = self._next_id
         self._next_id += 1
@@ -143,6 +151,7 @@ class Rpc:
     # From the channel ----------------------------------------------------------------------------
 
     def message_received(self, message: bytes) -> None:
+        self._heard_at = self._loop.time()
         try:
             incoming = _decode(message)
         except (msgspec.MsgspecError, RecursionError) as error:
@@ -163,6 +172,7 @@ class Rpc:
         self.view_received(message)
 
     def view_received(self, message: bytes | memoryview) -> None:
+        self._heard_at = self._loop.time()
         try:
             if message and message[0] == binary.FILE_PART:
                 request_id, part = binary.decode_file_part(message)
@@ -216,6 +226,7 @@ class Rpc:
 
     def hang_up(self, reason: str) -> None:
         """End it as if it had broken: it cannot be used any more, but the session may get another."""
+        self.hung_up = True
         self.channel_closed(reason)  # first, so that this is the reason
         if self._channel is not None:
             self._channel.abort()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import count
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -43,6 +44,7 @@ from .recovery import (
     budget,
     disconnect_text,
     failure_text,
+    noticed_sleep,
     step,
 )
 from .rpc import CLEANUP_METHODS, MAX_CALLS, Rpc, Take
@@ -55,7 +57,14 @@ Dialer = Callable[[Receiver], Awaitable[Channel]]
 """Opens a channel that delivers to the given receiver."""
 
 _in_a_hurry: ContextVar[frozenset[int]] = ContextVar("exec_server_in_a_hurry", default=frozenset())
-"""The sessions whose calls must not wait for a recovery, by their id()."""
+"""The sessions whose calls must not wait for a recovery, by their number."""
+
+_numbers = count(1)
+
+
+FIRST_REPEAT_BYTES: Final = 64 * 1024
+MOST_REPEAT_BYTES: Final = 8 * 1024 * 1024
+"""What is sent again before anything of it is answered, at first and at most; one call always is."""
 
 
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,13 +93,28 @@ class InitializeReply(msgspec.Struct, rename="camel"):
 class _Repeat:
     """A call that is sent again on every new connection until it is answered."""
 
-    __slots__ = ("answer", "call", "method", "params")
+    __slots__ = ("answer", "call", "lane", "method", "params", "size")
 
     def __init__(self, method: str, params: Any, answer: asyncio.Future[Raw]) -> None:
         self.method = method
         self.params = params
         self.answer = answer
         self.call: asyncio.Future[Raw] | None = None
+        self.size = len(params.get("chunk", "")) if isinstance(params, dict) else 0
+        """What it has to carry, in bytes, as far as it matters."""
+        self.lane = _Lane()
+
+
+class _Lane:
+    """What is sent again of the calls about one process, which must stay in their order."""
+
+    __slots__ = ("limit", "unanswered", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Repeat] = deque()
+        """Until others are answered."""
+        self.unanswered = 0
+        self.limit = FIRST_REPEAT_BYTES
 
 
 class _Listener(msgspec.Struct):
@@ -106,17 +130,21 @@ class Session:
 
     def __init__(self, options: ConnectOptions) -> None:
         self._options = options
+        self._number = next(_numbers)
         self._loop = asyncio.get_running_loop()
         self._rpc = self._new_link()
         self._dial: Dialer | None = None
         self._resumable = False
         self._state = State.CONNECTING
         self._failure: ConnectionLost | None = None
+        self._closed_because = "closed"
         self._recovery: asyncio.Task[None] | None = None
         self._state_listeners: list[Callable[[State], None]] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._repeats: dict[int, _Repeat] = {}
         self._repeat_order = count()
+        self._lanes: dict[str, _Lane] = {}
+        """By process; only of this connection."""
         self._background: set[asyncio.Future[Any]] = set()
         self._listeners: dict[str, _Listener] = {}
         self._after_close: list[Callable[[], Awaitable[None]]] = []
@@ -230,6 +258,11 @@ class Session:
         return self._state is State.CONNECTED
 
     @property
+    def hung_up(self) -> bool:
+        """Whether the last connection was ended from this side, because of what the server said."""
+        return self._rpc.hung_up
+
+    @property
     def failure(self) -> ConnectionLost | None:
         """Why the session is gone for good, if it is."""
         return self._failure
@@ -247,7 +280,7 @@ class Session:
     @contextmanager
     def fail_fast(self) -> Iterator[None]:
         """Inside, calls do not wait for a connection that is being made again: they raise Recovering."""
-        token = _in_a_hurry.set(_in_a_hurry.get() | {id(self)})
+        token = _in_a_hurry.set(_in_a_hurry.get() | {self._number})
         try:
             yield
         finally:
@@ -293,22 +326,28 @@ class Session:
         Such calls are repeated in the order in which they were made first.
         """
         order = next(self._repeat_order)
-        if self._state is State.CONNECTED:
+        sent = False
+        if self._state is State.CONNECTED and self._waiting_lane(params) is None:
             try:
                 return decoded(method, await self._rpc.call(method, params), kind)
             except ConnectionLost:
-                if id(self) in _in_a_hurry.get():
+                sent = True
+                if self._number in _in_a_hurry.get():
                     raise
-        if self._state is State.RECOVERING and id(self) in _in_a_hurry.get():
+        if self._state is State.RECOVERING and self._number in _in_a_hurry.get():
             raise Recovering("exec-server environment is recovering")
-        return decoded(method, await self._repeated(order, method, params), kind)
+        return decoded(method, await self._repeated(order, method, params, sent), kind)
 
-    async def _repeated(self, order: int, method: str, params: Any) -> Raw:
-        if self._state is not State.RECOVERING:
+    async def _repeated(self, order: int, method: str, params: Any, sent: bool) -> Raw:
+        lane = self._waiting_lane(params) if self._state is State.CONNECTED else None
+        if self._state is not State.RECOVERING and lane is None:
             raise self._gone()
-        if len(self._repeats) >= MAX_CALLS:
+        if not sent and len(self._repeats) >= MAX_CALLS:
             raise TooManyCalls(f"exec-server has reached its limit of {MAX_CALLS} pending requests")
         repeat = self._repeats[order] = _Repeat(method, params, self._loop.create_future())
+        if lane is not None:
+            repeat.lane = lane
+            lane.waiting.append(repeat)  # behind those that were made before
         try:
             return await repeat.answer
         finally:
@@ -317,20 +356,48 @@ class Session:
                 repeat.call.cancel()
 
     def _send_repeats(self) -> None:
+        self._lanes = {}
         for _, repeat in sorted(self._repeats.items()):
+            repeat.lane = self._lanes.setdefault(_process_of(repeat.params), _Lane())
+            repeat.lane.waiting.append(repeat)
+        for lane in self._lanes.values():
+            self._send_waiting(lane)
+
+    def _waiting_lane(self, params: Any) -> _Lane | None:
+        """Where a call has to wait for those that were made before, if it has to."""
+        lane = self._lanes.get(_process_of(params)) if self._lanes else None
+        return lane if lane is not None and lane.waiting else None
+
+    def _send_waiting(self, lane: _Lane) -> None:
+        """Send what is small, and of what is large more and more: a line that broke under all of it may not
+        break under a part, and what is answered is never sent again."""
+        while lane.waiting and self._state is State.CONNECTED:
+            repeat = lane.waiting[0]
             if repeat.answer.done():
+                lane.waiting.popleft()
                 continue
+            if lane.unanswered and lane.unanswered + repeat.size > lane.limit:
+                return
             try:
-                repeat.call = self._rpc.send(repeat.method, repeat.params)
-            except TooManyCalls as error:
-                repeat.answer.set_exception(error)
-                continue
+                repeat.call = self._rpc.send(repeat.method, repeat.params, again=True)
             except ConnectionLost:
                 return  # lost again already; the next recovery sends them
+            lane.waiting.popleft()
+            lane.unanswered += repeat.size
             repeat.call.add_done_callback(partial(self._repeat_answered, repeat))
 
     def _repeat_answered(self, repeat: _Repeat, done: asyncio.Future[Raw]) -> None:
-        if done.cancelled() or repeat.answer.done() or repeat.call is not done:
+        if repeat.call is not done:
+            return
+        self._settle_repeat(repeat, done)
+        lane = repeat.lane
+        lane.unanswered -= repeat.size
+        if lane.waiting and not self._rpc.closed:
+            lane.limit = min(lane.limit * 2, MOST_REPEAT_BYTES)
+            self._send_waiting(lane)
+
+    def _settle_repeat(self, repeat: _Repeat, done: asyncio.Future[Raw]) -> None:
+        if done.cancelled() or repeat.answer.done():
             return
         error = done.exception()
         if error is None:
@@ -363,7 +430,7 @@ class Session:
 
     async def _until_connected(self) -> None:
         while self._state is State.RECOVERING:
-            if id(self) in _in_a_hurry.get():
+            if self._number in _in_a_hurry.get():
                 raise Recovering("exec-server environment is recovering")
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
@@ -376,7 +443,8 @@ class Session:
             # A new object each time: one that is raised twice collects the tracebacks of strangers.
             slept = getattr(self._failure, "slept", 0.0)
             return SessionLost(str(self._failure), slept)
-        return ConnectionLost(disconnect_text("closed" if self._state is State.CLOSED else "not open"))
+        reason = self._closed_because if self._state is State.CLOSED else "not open"
+        return ConnectionLost(disconnect_text(reason))
 
     def on_close(self, call: Callable[[], Awaitable[None]]) -> None:
         """Do this after the connection is closed, e.g. stop a server started for it."""
@@ -421,15 +489,16 @@ class Session:
             self._give_up(ConnectionLost(disconnect_text(reason)))
             return
         log.info("connection lost, making it again", session=self.session_id, reason=reason)
+        self._lanes = {}
         self._become(Happening.LOST)
         for listener in list(self._listeners.values()):
             if listener.resumed is None:
                 listener.lost(disconnect_text(reason))
-        self._recovery = asyncio.ensure_future(self._recover(reason))
+        self._recovery = asyncio.ensure_future(self._recover(reason, link.heard_at))
 
     # Recovery ------------------------------------------------------------------------------------
 
-    async def _recover(self, reason: str) -> None:
+    async def _recover(self, reason: str, heard_at: float) -> None:
         options = self._options
         slept_before = self._asleep
         lost_at = self._loop.time()
@@ -453,13 +522,14 @@ class Session:
             except Exception as error:
                 link.close()
                 if self._progressed:
-                    lost_at = self._loop.time()
+                    lost_at = heard_at = self._loop.time()
                     attempts.renew(lost_at)
                 verdict = attempts.failed(self._loop.time(), asleep(), error)
                 if isinstance(verdict, str):
-                    slept = asleep() - slept_before
-                    away = self._loop.time() - lost_at
-                    text = failure_text(reason, verdict, slept, self._detach_seconds(), away)
+                    slept = noticed_sleep(asleep() - slept_before)
+                    now = self._loop.time()
+                    keeps = self._detach_seconds()
+                    text = failure_text(reason, verdict, slept, keeps, now - lost_at, now - heard_at)
                     self._give_up(SessionLost(text, slept))
                     return
                 await asyncio.sleep(verdict)
@@ -540,15 +610,19 @@ class Session:
 
     # The end -------------------------------------------------------------------------------------
 
-    async def close(self) -> None:
-        """End every process started here, then the connection. May be called more than once."""
+    async def close(self, reason: str = "closed") -> None:
+        """End every process started here, then the connection. May be called more than once.
+
+        The reason is for whoever still asks for something.
+        """
         if self._state in (State.CONNECTED, State.RECOVERING):
             await self._say_goodbye()
         if self._state is not State.CLOSED:
             self._become(Happening.CLOSED)
             if self._recovery is not None:
                 self._recovery.cancel()
-            text = disconnect_text("closed")
+            self._closed_because = reason
+            text = disconnect_text(reason)
             self._end(text, lambda: ConnectionLost(text))
         self._rpc.close()
         calls, self._after_close = self._after_close, []
@@ -565,6 +639,11 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _process_of(params: Any) -> str:
+    """The id of the process that a call is about; empty for one that is about none."""
+    return str(params.get("processId", "")) if isinstance(params, dict) else ""
 
 
 def asleep() -> float:

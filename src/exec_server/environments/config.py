@@ -6,6 +6,7 @@ connection: a program can look at what is configured, and whether its default is
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 import tomllib
@@ -14,7 +15,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from .. import log
 from .entries import (
     LOCAL_ID,
     BadShape,
@@ -183,11 +183,13 @@ def _from_relay_variables(environ: Mapping[str, str]) -> Configuration | None:
     values = [environ.get(name, "").strip() for name in RELAY_VARIABLES]
     if not any(values):
         return None
-    missing = [name for name, value in zip(RELAY_VARIABLES, values, strict=True) if not value]
-    if missing:
-        # As the reference: only all of them together say anything.
-        log.warning("variables of a relay are ignored: some are not set", missing=" ".join(missing))
-        return None
+    if not all(values):
+        # What was meant for another machine must not run on this one. The words are the reference's.
+        *first, last = RELAY_VARIABLES
+        raise ConfigurationError(
+            f"Noise environment requires {', '.join(first)}, and {last}",
+            "environment registry configuration error",
+        )
     registry_url, environment_id, auth_token = values
     transport = RelayTransport(
         registry_url=registry_url,
@@ -219,7 +221,7 @@ def _read(path: str, what: str) -> str | None:
         with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ConfigurationError(f"failed to read {what} `{path}`: not a file")
-            return file.read().decode()
+            return file.read().removeprefix(codecs.BOM_UTF8).decode()
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import string
 import sys
@@ -12,18 +13,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..client.client import ConnectOptions, Dialer
-from ..client.errors import ConnectionLost, ExecServerError, ProtocolError
+from ..client.errors import ConnectionLost, ExecServerError, ProtocolError, ServerEnded
 from ..client.launch import ExecServerLaunchCommand, Launched, launch
 from ..client.recovery import RENDEZVOUS
 from ..limits import Limits
+from ..transport.address import without_password
 from ..transport.channel import Channel, Receiver
 from .environment import Environment
 
 __all__ = ["IN_PROCESS", "Connecting", "Target", "connect"]
 
 Target = str | Sequence[str] | ExecServerLaunchCommand | None
-"""`ws://`, `wss://`, `unix://`, `stdio:COMMAND`, the words of a command, IN_PROCESS, or None: a server on
-this machine for this client alone."""
+"""`ws://`, `wss://`, `unix://`, `relay+https://`, `stdio:COMMAND`, the words of a command, IN_PROCESS, or
+None: a server on this machine for this client alone."""
 
 IN_PROCESS = "in-process:"
 """Serve from inside this very process. Nothing is started for it, but of a process that is terminated only
@@ -37,6 +39,25 @@ HEADER_NAME = frozenset(string.ascii_letters + string.digits + "!#$%&'*+-.^_`|~"
 
 CONNECT_TIMEOUT = 10.0
 """Seconds for the connection and the upgrade."""
+
+
+CA_VARIABLE = "EXEC_SERVER_CA_FILE"
+"""Names a file of certificate authorities that are trusted instead of those the system knows."""
+
+SECURE = ("wss://", "relay+https://")
+
+
+def trusted() -> Any:
+    """An SSLContext as the variable wants it; None where it says nothing."""
+    path = os.environ.get(CA_VARIABLE)
+    if not path:
+        return None
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # that there is no certificate in it is one of these, too
+        raise ExecServerError(f"{CA_VARIABLE}: {path} is not a file of certificates: {error}") from None
 
 
 class Connecting:
@@ -70,6 +91,8 @@ class Connecting:
         timeout = settings.pop("connect_timeout")
         headers = _checked_headers(settings.pop("headers") or {})
         ssl = settings.pop("ssl")
+        if ssl is None and isinstance(self._target, str) and self._target.startswith(SECURE):
+            ssl = trusted()
         dedicated = settings.pop("dedicated_process")
         wrap = settings.pop("wrap_dialer") or (lambda dial: dial)
         if self._token is not None:
@@ -81,7 +104,7 @@ class Connecting:
         if target == IN_PROCESS:
             return await _in_process(Environment(options, IN_PROCESS, remote=False), wrap, dedicated)
         if isinstance(target, str) and not target.startswith("stdio:"):
-            environment = Environment(options, target, remote=True)
+            environment = Environment(options, without_password(target), remote=True)
             await environment.open(wrap(_dialer(target, headers, timeout, ssl)))
             return environment
         command = _command(target)
@@ -107,7 +130,8 @@ def connect(
 ) -> Connecting:
     """Connect to a server, or (without a target) to one of our own on this machine.
 
-    `token` is sent as a bearer token; `ssl` is an ssl.SSLContext for `wss://`. Leaving the context ends
+    `token` is sent as a bearer token; `ssl` is an ssl.SSLContext for `wss://` and `relay+https://` (else the
+    file in EXEC_SERVER_CA_FILE is trusted, or what the system trusts). Leaving the context ends
     every process that was started through it. A connection that is lost is made again for up to
     `recovery_timeout` seconds, and processes go on where they were (docs/environments.md). By default that
     is 25 s, or 5 s less than the server says that it keeps a session if that is more; 0 is not at all.
@@ -162,7 +186,7 @@ def _dialer(url: str, headers: dict[str, str], timeout: float, ssl: Any) -> Dial
         try:
             urlsplit(url).port  # noqa: B018  # it is the looking that finds a bad one
         except ValueError as error:
-            raise ExecServerError(f"cannot connect to `{url}`: {error}") from None
+            raise ExecServerError(f"cannot connect to `{without_password(url)}`: {error}") from None
 
         async def dial_websocket(receiver: Receiver) -> Channel:
             from ..transport import websocket
@@ -181,7 +205,7 @@ def _dialer(url: str, headers: dict[str, str], timeout: float, ssl: Any) -> Dial
     if separator and scheme in ("relay+https", "relay+http"):
         return _relay_dialer(url, headers, ssl)
     raise ExecServerError(
-        f"cannot connect to `{url}`; expected ws://HOST:PORT, wss://HOST:PORT, unix://PATH,"
+        f"cannot connect to `{without_password(url)}`; expected ws://HOST:PORT, wss://HOST:PORT, unix://PATH,"
         " relay+https://REGISTRY/ENVIRONMENT or stdio:COMMAND"
     )
 
@@ -218,10 +242,13 @@ async def _launched(environment: Environment, wrap: WrapDialer, server: Launched
     try:
         await environment.open(wrap(server.dial))
     except (ConnectionLost, ProtocolError, TimeoutError) as error:
-        await server.stop()
-        if not server.last_words:
-            raise
-        raise type(error)(f"{error}; the last it said: {server.last_words}") from error
+        # Whoever waits is told first; the server may take its time to end.
+        server.stop_behind()
+        if isinstance(error, ConnectionLost) and not environment.hung_up:
+            status = await server.status()
+            if status is not None:
+                raise ServerEnded(server.blamed(error, status)) from error
+        raise type(error)(server.blamed(error)) from error
     except BaseException:
         await server.stop()
         raise

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from ..client.errors import ExecServerError
+from ..transport.address import without_password
 
 __all__ = [
     "DEFAULT_TIMEOUT_SECONDS",
@@ -61,6 +62,9 @@ ENTRY_KEYS: Final = (
     "skills",
 )
 
+RELAY_SCHEMES: Final = ("relay+https://", "relay+http://")
+"""Of addresses behind a relay of ours; the reference does not know them."""
+
 MAX_SECONDS: Final = 2.0**64
 """More is no time: the reference cannot count it either."""
 
@@ -79,13 +83,13 @@ _KINDS: Final[dict[type, str]] = {
 class ConfigurationError(ExecServerError):
     """What was configured, or asked of the registry of environments, cannot be. `reason` is the bare text."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"exec-server protocol error: {reason}")
+    def __init__(self, reason: str, kind: str = "exec-server protocol error") -> None:
+        super().__init__(f"{kind}: {reason}")
         self.reason = reason
 
 
 class WebsocketTransport(Struct, frozen=True, kw_only=True):
-    """A server that listens. Times are seconds."""
+    """A server that listens, or an environment behind a relay (`relay+https://`). Times are seconds."""
 
     url: str
     connect_timeout: float = DEFAULT_TIMEOUT_SECONDS
@@ -93,9 +97,9 @@ class WebsocketTransport(Struct, frozen=True, kw_only=True):
     bearer_token: str | None = None
 
     def __repr__(self) -> str:
-        """Without the token: this ends up in logs."""
+        """Without the token and a password: this ends up in logs."""
         token = "" if self.bearer_token is None else ", bearer_token=..."
-        return f"WebsocketTransport({self.url!r}{token})"
+        return f"WebsocketTransport({without_password(self.url)!r}{token})"
 
 
 class CommandTransport(Struct, frozen=True, kw_only=True):
@@ -245,6 +249,8 @@ def check_entry(entry: Entry, directory: str | None) -> NamedEnvironment:
         url = _check_url(entry.url)
         if entry.bearer_token is not None:
             _check_token(entry.bearer_token, url)
+        elif url.startswith(RELAY_SCHEMES):
+            raise ConfigurationError(f"environment `{name}` url of a relay requires auth_bearer_token")
         connect = DEFAULT_TIMEOUT_SECONDS if entry.connect_timeout is None else entry.connect_timeout
         return NamedEnvironment(
             name,
@@ -313,23 +319,33 @@ def _check_url(text: str) -> str:
     url = text.strip()
     if not url:
         raise ConfigurationError("environment url cannot be empty")
-    if not url.startswith(("ws://", "wss://")):
-        raise ConfigurationError(f"environment url `{shown(url)}` must use ws:// or wss://")
+    if not url.startswith(("ws://", "wss://", *RELAY_SCHEMES)):
+        raise ConfigurationError(
+            f"environment url `{_shown_url(url)}` must use ws:// or wss://"
+            + (" (or relay+https://)" if url.startswith("relay") else "")
+        )
     try:
-        wrong = None if urlsplit(url).hostname else "it names no host"
+        parts = urlsplit(url)
+        wrong = None if parts.hostname else "it names no host"
+        if wrong is None and url.startswith(RELAY_SCHEMES) and not parts.path.rpartition("/")[2]:
+            wrong = "it names no environment"
     except ValueError as error:
         wrong = str(error)
     if any(character.isspace() or not character.isprintable() for character in url):
         wrong = "it contains a blank or a control character"
     if wrong:
-        raise ConfigurationError(f"environment url `{shown(url)}` is invalid: {wrong}")
+        raise ConfigurationError(f"environment url `{_shown_url(url)}` is invalid: {wrong}")
     return url
+
+
+def _shown_url(url: str) -> str:
+    return shown(without_password(url))
 
 
 def _check_token(token: str, url: str) -> None:
     if any(((code := ord(character)) < 0x20 and code != 9) or code == 0x7F for character in token):
         raise ConfigurationError("invalid value for exec-server WebSocket header `authorization`")
-    if not url.startswith("wss://") and not _is_loopback(urlsplit(url).hostname or ""):
+    if not url.startswith(("wss://", "relay+https://")) and not _is_loopback(urlsplit(url).hostname or ""):
         raise ConfigurationError("exec-server WebSocket headers require wss:// or a loopback destination")
 
 

@@ -7,7 +7,7 @@ through a private server on stdio or one inside this process, so that nothing be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..client.client import Client, ConnectOptions, Dialer
 from ..client.errors import Unsupported
@@ -16,12 +16,15 @@ from ..wire.environment import EnvironmentStatus
 
 if TYPE_CHECKING:
     from .. import services
+    from ..client.files import RemoteFiles
+    from ..client.http import RemoteHttp
+    from .connect import Connecting, Target
 
-__all__ = ["Environment", "dialed"]
+__all__ = ["Environment", "HeldEnvironment", "dialed"]
 
 
 class Environment(Client):
-    """A `services.Environment`, and the session behind it. Made by `connect`.
+    """A `services.Environment`, and the session behind it. Made by `Environment.connect`.
 
     What the protocol says in its own words (`call`, `has`, `session_id`, `state`) comes from the session.
     """
@@ -31,6 +34,13 @@ class Environment(Client):
         self.address = address
         """Where it is, for messages: a URL, or the words of a command."""
         self._remote = remote
+
+    @staticmethod
+    def connect(target: Target = None, **options: Any) -> Connecting:
+        """The same as `exec_server.connect`, under the name of what it gives."""
+        from .connect import connect
+
+        return connect(target, **options)
 
     @property
     def is_remote(self) -> bool:
@@ -64,6 +74,33 @@ class Environment(Client):
 
     def __repr__(self) -> str:
         return f"<Environment {self.address} {self.state.value}>"
+
+
+class HeldEnvironment(Environment):
+    """An environment as its handle gives it out: the same one, and who holds it holds the handle.
+
+    Its state is that of the environment it stands for, whose connection cannot know who else wants it. A
+    process that was started here holds it as well, until it has ended.
+    """
+
+    __slots__ = ("_held_by", "stands_for")
+
+    def __init__(self, environment: Environment, holder: object) -> None:  # its state is there already
+        self.__dict__ = environment.__dict__
+        self.stands_for = environment
+        self._held_by = holder
+
+    # These listen to the connection, which must not hold the handle.
+
+    @property
+    def files(self) -> RemoteFiles:
+        """The files of the machine."""
+        return self.stands_for.files
+
+    @property
+    def http(self) -> RemoteHttp:
+        """HTTP requests made from the machine."""
+        return self.stands_for.http
 
 
 async def dialed(dial: Dialer, address: str, options: ConnectOptions | None = None) -> Environment:

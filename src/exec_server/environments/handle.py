@@ -3,7 +3,8 @@
 Nothing is connected until somebody asks. Then there is one attempt, shared by all who ask meanwhile, and one
 result. Whoever holds a handle keeps it working, also after the registry has put another in its place; when
 nobody does any more, an attempt that is still under way is given up and a connection that was made is closed.
-So hold the handle, or the step that captured it, for as long as you use what it gave you.
+The machine that a handle gives out holds it, and so does a process started there until it has ended; what
+hangs on a machine (`machine.files`) does not.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from ..client.recovery import State, is_worth_another_try
 from .readiness import ATTEMPTING, FINISHED, Happening, Readiness, step
 
 if TYPE_CHECKING:
-    from .environment import Environment
+    from .environment import Environment, HeldEnvironment
     from .provisioning import Provision
     from .roots import SelectedRoot
 
 __all__ = ["RECOVERING_TEXT", "Handle", "HandleClosed", "ObservedStatus", "Opener"]
 
 RECOVERING_TEXT: Final = "exec-server environment is recovering"
+
+ABANDONED_TEXT: Final = "closed: replaced by environment/add, or dropped, and nobody held it any more"
 
 STATUS_SECONDS: Final = 10.0
 """How long a machine may take to say that it is there; the reference's value."""
@@ -72,6 +75,7 @@ class Handle:
         self.provision = provision
         """What the owner of an announced environment has said of it; None for an ordinary one."""
         self._start = _Start(opener, reconnects, provision)
+        self._given_out: weakref.ref[HeldEnvironment] | None = None
         # The attempt must not keep the handle: that nobody holds it is how we know that nobody wants it.
         weakref.finalize(self, _Start.abandon, self._start, asyncio.get_running_loop()).atexit = False
 
@@ -112,7 +116,17 @@ class Handle:
 
     async def environment(self) -> Environment:
         """The machine, attached to: the same one for everybody."""
-        return await self._start.attached()
+        return self._held(await self._start.attached())
+
+    def _held(self, environment: Environment) -> Environment:
+        """The machine for somebody who may drop this handle and keep that."""
+        from .environment import HeldEnvironment
+
+        given_out = None if self._given_out is None else self._given_out()
+        if given_out is None or given_out.stands_for is not environment:
+            given_out = HeldEnvironment(environment, self)
+            self._given_out = weakref.ref(given_out)
+        return given_out
 
     async def wait_until_connected(self) -> None:
         """Like `wait_until_ready`, and past a repair of the connection that is under way."""
@@ -129,7 +143,8 @@ class Handle:
 
     def environment_now(self) -> Environment | None:
         """The machine if it is attached to; never starts or waits."""
-        return self._start.environment if self.state is Readiness.READY else None
+        environment = self._start.environment if self.state is Readiness.READY else None
+        return None if environment is None else self._held(environment)
 
     async def status(self, timeout: float = STATUS_SECONDS) -> ObservedStatus:
         """What is known now. Never starts, waits for or repairs anything; asks a live connection once."""
@@ -260,7 +275,7 @@ class _Start:
             self.error = error
             self._change(Happening.FAIL_FOR_GOOD)
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "closed") -> None:
         if self._state is Readiness.CLOSED:
             return
         self._change(Happening.CLOSE)
@@ -270,7 +285,7 @@ class _Start:
             attempt.cancel()
             await asyncio.wait([attempt])
         if environment is not None:
-            await environment.close()
+            await environment.close(reason)
 
     def abandon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Nobody holds the handle any more. May be called from any thread, by the garbage collector."""
@@ -278,7 +293,7 @@ class _Start:
             loop.call_soon_threadsafe(self._abandon)
 
     def _abandon(self) -> None:
-        _in_background(self.close())
+        _in_background(self.close(ABANDONED_TEXT))
 
     def _change(self, happening: Happening) -> None:
         self._state = step(self._state, happening)

@@ -7,6 +7,7 @@ captured the old handle goes on with it, and what is known by id (roots, metadat
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
@@ -131,6 +132,10 @@ class EnvironmentManager:
         if not url.strip():
             raise ConfigurationError("remote environment requires an exec-server url")
         timeout = DEFAULT_TIMEOUT_SECONDS if connect_timeout is None else connect_timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+            raise TypeError(f"connect_timeout is a number of seconds, not {timeout!r}")
+        if not 0 <= timeout < math.inf:
+            raise ValueError(f"connect_timeout is a number of seconds, 0 or more, not {timeout!r}")
         transport = WebsocketTransport(url=url.strip(), connect_timeout=timeout)
         handle = self._register(Handle(environment_id, opener_for(transport)))
         handle.start()

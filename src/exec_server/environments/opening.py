@@ -7,7 +7,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Final
 
-from ..client.errors import ConnectionLost, ExecServerError
+from ..client.errors import ConnectionLost, ExecServerError, ServerEnded
+from ..transport.address import without_password
 from .entries import CommandTransport, RelayTransport, Transport, WebsocketTransport
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ __all__ = ["CLIENT_NAME", "address", "local_opener", "opener_for"]
 CLIENT_NAME: Final = "exec-server-environment"
 """How environments introduce themselves to servers."""
 
-ADDRESSES: Final = ("ws://", "wss://", "unix://")
+ADDRESSES: Final = ("ws://", "wss://", "unix://", "relay+https://", "relay+http://")
 """What may be dialled. Addresses come from files, variables and other programs: one that starts a program
 here would be a way in."""
 
@@ -29,9 +30,9 @@ def address(transport: Transport | None) -> str:
     if transport is None:
         return "this machine"
     if isinstance(transport, WebsocketTransport):
-        return transport.url
+        return without_password(transport.url)
     if isinstance(transport, RelayTransport):
-        return f"{transport.environment_id} at {transport.registry_url}"
+        return f"{transport.environment_id} at {without_password(transport.registry_url)}"
     return shlex.join([transport.program, *transport.args])
 
 
@@ -60,7 +61,8 @@ async def _dial(transport: WebsocketTransport) -> Environment:
 
     if not transport.url.startswith(ADDRESSES):
         raise ExecServerError(
-            f"cannot connect to `{transport.url}`; expected ws://HOST:PORT, wss://HOST:PORT or unix://PATH"
+            f"cannot connect to `{address(transport)}`; expected ws://HOST:PORT, wss://HOST:PORT, unix://PATH"
+            " or relay+https://REGISTRY/ENVIRONMENT"
         )
     return await connect(
         transport.url,
@@ -88,14 +90,14 @@ async def _launch(transport: CommandTransport) -> Environment:
             command, client_name=CLIENT_NAME, initialize_timeout=transport.initialize_timeout
         )
     except ConnectionLost as error:
-        raise ConnectionLost(
-            f"`{address(transport)}` ended before it answered; is it a server on stdio? ({error})"
-        ) from error
+        what = "ended before it answered" if isinstance(error, ServerEnded) else "does not speak the protocol"
+        raise type(error)(f"`{address(transport)}` {what}; is it a server on stdio? ({error})") from error
 
 
 async def _through_relay(transport: RelayTransport) -> Environment:
     from ..client.client import ConnectOptions
     from ..client.recovery import RENDEZVOUS
+    from .connect import trusted
     from .environment import dialed
 
     try:
@@ -109,8 +111,9 @@ async def _through_relay(transport: RelayTransport) -> Environment:
         ) from error
     try:
         credentials = Bearer(transport.auth_token, transport.account_id)
-        registry = Registry(transport.registry_url, transport.environment_id, credentials)
+        ssl = trusted() if transport.registry_url.strip().startswith("https:") else None
+        registry = Registry(transport.registry_url, transport.environment_id, credentials, ssl=ssl)
     except (BadRegistryUrl, CredentialError) as error:
         raise ExecServerError(f"cannot reach {address(transport)}: {error}") from error
     options = ConnectOptions(client_name=CLIENT_NAME, backoff=RENDEZVOUS)
-    return await dialed(Harness(registry, process_identity()).connect, address(transport), options)
+    return await dialed(Harness(registry, process_identity(), ssl=ssl).connect, address(transport), options)

@@ -54,6 +54,15 @@ class SelectedRoot(Struct, frozen=True):
     @classmethod
     def select(cls, root_id: str, environment_id: str, path: str) -> SelectedRoot:
         """A selection; the path is a `file:` URI or an absolute path as the environment writes it."""
+        for text, what in (
+            (root_id, "id of a root"),
+            (environment_id, "id of an environment"),
+            (path, "path"),
+        ):
+            if not isinstance(text, str):
+                raise TypeError(f"the {what} is text, not {type(text).__name__}: {text!r}")
+            if not text.strip():
+                raise BadRoot(f"the {what} cannot be empty")
         return cls(root_id, environment_id, _to_uri(path))
 
     @classmethod
@@ -68,7 +77,7 @@ class SelectedRoot(Struct, frozen=True):
             raise BadRoot(f"a selected capability root in a `{kind}`, which is no known kind of place")
         if not all(isinstance(text, str) for text in (root_id, environment_id, path)):
             raise BadRoot(f"a selected capability root whose members are not all text: {value!r}")
-        return cls.select(root_id, environment_id, path)
+        return cls(root_id, environment_id, _to_uri(path))
 
     def to_json(self) -> dict[str, Any]:
         """As it is written down."""

@@ -18,11 +18,11 @@ from msgspec import Struct
 from .. import log
 from ..client.errors import ExecServerError
 from ..services import Shell
+from .handle import Handle
 from .readiness import ATTEMPTING, Readiness
 from .roots import ResolvedRoot, SelectedRoot, combine
 
 if TYPE_CHECKING:
-    from .handle import Handle
     from .manager import EnvironmentManager
 
 __all__ = [

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .full import Full, answer_text, output_tail
+from .markdown_text import tamed
 from .minimal import Shown, Style
 from .model import (
     AgentMessage,
@@ -32,19 +33,22 @@ from .wording import (
 __all__ = ["Markdown", "code", "fenced"]
 
 _TICKS = re.compile(r"`+")
+_BLOCK = re.compile(r"^([0-9]{0,9})([-+=.)])")
+"""What would make a line an entry of a list, or the one above it a heading."""
 _SPECIAL = re.compile(r"([\\`*_\[\]<>#|~$])")
 
 
 class Markdown(Full):
     """Headings for the thread and the answer, a block of output under each command, a list for the rest.
 
-    What is not the model's own markdown is code or escaped, so that a file name or a tool's error cannot
-    become a heading, a link or HTML.
+    The model's own markdown is a quotation without HTML and images, so that nothing it leaves open reaches
+    what follows. Everything else is code or escaped: a file name or a tool's error cannot become a heading,
+    a link or HTML.
     """
 
     def line(self, style: Style, text: str) -> Iterator[Shown]:
         """What has no form of its own here is a line of the text form: an entry of a list."""
-        entry = "\\\n  ".join(escaped(line.strip()) for line in text.split("\n"))
+        entry = "\\\n  ".join(_BLOCK.sub(r"\1\\\2", escaped(line.strip())) for line in text.split("\n"))
         yield from super().line(style, f"- {entry}\n")
 
     def _paragraph(self, text: str) -> Iterator[Shown]:
@@ -89,7 +93,7 @@ class Markdown(Full):
     def remark(self) -> Iterator[Shown]:
         if self._message is not None:
             message, self._message = self._message, None
-            yield from self._paragraph(_quoted(printable(message.text)))
+            yield from self._paragraph(_quoted(tamed(printable(message.text))))
 
     def completed(self, event: TurnCompleted) -> Iterator[Shown]:
         message: AgentMessage | None
@@ -97,7 +101,8 @@ class Markdown(Full):
         if message is not None and message.text.strip():
             text = answer_text(message.text)
             structured = text != printable(message.text).rstrip("\n")
-            yield from self._paragraph(f"## Answer\n\n{fenced(text, 'json') if structured else text}")
+            said = fenced(text, "json") if structured else _quoted(tamed(text))
+            yield from self._paragraph(f"## Answer\n\n{said}")
         yield from self._paragraph(f"**done** · {tokens(event.usage)} — thread total{self._elapsed()}")
 
     def failed(self, event: TurnFailed) -> Iterator[Shown]:

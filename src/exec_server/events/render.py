@@ -13,7 +13,7 @@ from .model import Record
 from .printable import printable, safe_to_encode
 from .reducer import Reducer
 
-__all__ = ["Sink", "blocks_of", "exit_code", "show", "show_answer"]
+__all__ = ["Sink", "blocks_of", "discard", "exit_code", "show", "show_answer"]
 
 BLOCK_BYTES: Final = 256 * 1024
 """Read at once. On a pipe a read returns what is there, so nothing waits for a block to fill."""
@@ -71,7 +71,7 @@ class Sink:
             self._file.flush()
         except (BrokenPipeError, ValueError):
             self.closed = True
-            _discard(self._file)
+            discard(self._file)
 
     def _painted(self, style: str, text: str) -> str:
         if not self._colour or style not in _COLOURS:
@@ -114,7 +114,7 @@ def dump(value: object) -> str:
     return json.dumps(value, ensure_ascii=True)
 
 
-def _discard(file: IO[str]) -> None:
+def discard(file: IO[str]) -> None:
     """Point a closed pipe at nothing, so that the interpreter does not fail when it flushes at exit."""
     try:
         nothing = os.open(os.devnull, os.O_WRONLY)

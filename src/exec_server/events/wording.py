@@ -60,6 +60,9 @@ _SHELL_FLAGS: Final = frozenset({"-c", "-lc"})
 _LONGEST_SPLIT: Final = 64 * 1024
 """Splitting a longer command to find its script is not worth the time; it is cut anyway."""
 
+_NOT_STARTED: Final = ("Failed to create unified exec process", "execution error:")
+"""How the output begins of a command that could not be spawned, today's and older ones."""
+
 _OMITTED: Final = re.compile(r"^\.\.\. [0-9]+ bytes omitted \.\.\.$", re.MULTILINE)
 _EDIT_LETTERS: Final = {"add": "A", "update": "M", "delete": "D"}
 
@@ -80,12 +83,13 @@ def command_script(command: str) -> str:
 
 
 def command_result(item: CommandExecution) -> str:
-    """`ok`, `exit 3`, `exit 137 (signal 9)`, `not started`, `declined`."""
+    """`ok`, `exit 3`, `exit 137 (signal 9)`, `not started`, `lost, no exit code`, `declined`."""
     code = item.exit_code
     if item.status == "declined":
         return "declined"
     if code == -1:
-        return "not started"
+        # The wire has one number for both; the reason, which comes last of the output, tells them apart.
+        return "not started" if item.aggregated_output.startswith(_NOT_STARTED) else "lost, no exit code"
     if code is not None and code != 0:
         return f"exit {code} (signal {code - 128})" if 129 <= code <= 192 else f"exit {code}"
     return "ok" if item.status == COMPLETED else one_line(item.status)

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from threading import RLock
-from typing import IO, Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -42,7 +42,7 @@ from .model import (
 from .notice import Notice
 from .truncation import Truncation
 
-__all__ = ["EventWriter", "Misuse"]
+__all__ = ["EventWriter", "Misuse", "Output"]
 
 K = TypeVar("K", bound=KnownItem)
 
@@ -60,6 +60,14 @@ class Misuse(RuntimeError):
     """The caller asked for a stream no reader should get."""
 
 
+class Output(Protocol):
+    """Where a stream goes: a file, or whatever takes its lines."""
+
+    def write(self, line: bytes, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
 class EventWriter:
     """One stream. Safe to use from several threads; every event is written and flushed whole.
 
@@ -69,7 +77,7 @@ class EventWriter:
 
     def __init__(
         self,
-        file: IO[bytes],
+        file: Output,
         *,
         truncation: Truncation | None = None,
         ext: bool = False,
@@ -137,12 +145,12 @@ class EventWriter:
             self._close_open()
             self._outcome(event_value(TurnFailed(error=Failure(message=message))), ext)
 
-    def fail(self, message: str) -> None:
+    def fail(self, message: str, *, ext: dict[str, Any] | None = None) -> None:
         """Something fatal: the error, and the failed turn with the same words."""
         with self._lock:
             self._check_in_turn()
             self._write(event_value(ErrorEvent(message=message)))
-            self.turn_failed(message)
+            self.turn_failed(message, ext=ext)
 
     def notice(self, notice: Notice) -> None:
         """Something is tried again; the turn goes on."""
@@ -180,6 +188,7 @@ class EventWriter:
                 if not self._live_output or now - self._snapshot_at.get(item_id, -1e9) < SNAPSHOT_SECONDS:
                     return False
                 self._snapshot_at[item_id] = now
+                item = replace(item, aggregated_output=self._truncation.cut(item.aggregated_output))
             elif not isinstance(item, TodoList):
                 raise Misuse(f"{item.type} is not updated, only completed")
             if status_of(item) not in (None, IN_PROGRESS):
@@ -218,6 +227,16 @@ class EventWriter:
             return self.started(plan)
 
     @property
+    def live_output(self) -> bool:
+        """Whether snapshots of running commands are written, when there is one."""
+        return self._live_output
+
+    @property
+    def extended(self) -> bool:
+        """Whether anybody sees what is given as `ext`; what costs something need not be made otherwise."""
+        return self._ext
+
+    @property
     def open_items(self) -> dict[str, KnownItem]:
         """What was started and not completed, by id."""
         with self._lock:
@@ -233,7 +252,10 @@ class EventWriter:
 
     def _close(self, item: KnownItem, ext: dict[str, Any] | None) -> None:
         if isinstance(item, CommandExecution):
-            item = replace(item, aggregated_output=self._truncation.cut(item.aggregated_output))
+            whole = item.aggregated_output
+            item = replace(item, aggregated_output=self._truncation.cut(whole))
+            cut = item.aggregated_output != whole
+            ext = {"output_bytes": len(whole.encode("utf-8", "replace")), "truncated": cut, **(ext or {})}
         began = self._began.pop(item.id, None)
         if began is not None:
             ext = {"duration_ms": round((self._clock() - began) * 1000), **(ext or {})}

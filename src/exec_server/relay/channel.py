@@ -92,7 +92,7 @@ class RelayChannel:
         if self._ended is not None:
             receiver.channel_closed(self._ended)
         else:
-            self._deliver()
+            self._catch_up()
 
     # What receivers use --------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class RelayChannel:
 
     def resume_reading(self) -> None:
         self._reading = True
-        self._loop.call_soon(self._deliver)
+        self._loop.call_soon(self._catch_up)
 
     def close(self) -> None:
         if self._ended is None and self._closing is None:
@@ -202,6 +202,13 @@ class RelayChannel:
         if self._ended is not None or link is None:
             return
         now = self._loop.time()
+        if not self.stream.queued and not self._paused and self._closing is None:
+            # Nothing to say is what most frames that arrive lead to.
+            at = self.stream.wake_at()
+            if at is None or at > now:
+                self._starved = False
+                self._plan_wake(at)
+                return
         if self.stream.silent(now):
             if self._on_silence is not None:
                 self._on_silence()
@@ -225,11 +232,10 @@ class RelayChannel:
             self._paused = False
             if self._receiver is not None:
                 self._receiver.writing_resumed()
-        self._plan_wake()
+        self._plan_wake(self.stream.wake_at())
 
-    def _plan_wake(self) -> None:
+    def _plan_wake(self, at: float | None) -> None:
         """One timer, moved only forward in urgency: most wakes are put off again by what happens before."""
-        at = self.stream.wake_at()
         if at is None or (self._timer is not None and self._timer_at <= at):
             return
         if self._timer is not None:
@@ -266,6 +272,10 @@ class RelayChannel:
         if self._on_reading is not None and self.stream.behind != self._peer_waits:
             self._peer_waits = self.stream.behind
             self._on_reading(not self._peer_waits)
+
+    def _catch_up(self) -> None:
+        """Deliver what has waited for its taker, and tell the peer that there is room."""
+        self._deliver()
         if self._ended is None:
             self._plan_pump()
 

@@ -118,7 +118,8 @@ class RotatingCredential:
 class AgentIdentity:
     """Signs every call with the key inside an agent's access token."""
 
-    def __init__(self, access_token: str, task_id: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, access_token: str, task_id: str = "", clock: Callable[[], float] = time.time) -> None:
+        """`task_id` may be set later, but before the first call."""
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_der_private_key
@@ -134,23 +135,23 @@ class AgentIdentity:
             if not isinstance(claims.get(name), str):
                 raise CredentialError(f"the access token has no {name}")
         self._key = key
-        self._runtime_id: str = claims["agent_runtime_id"]
+        self.runtime_id: str = claims["agent_runtime_id"]
         self._account_id: str = claims["account_id"]
         self._fedramp = claims.get("chatgpt_account_is_fedramp") is True
-        self._task_id = task_id
+        self.task_id = task_id
         self._clock = clock
 
     def registration(self) -> dict[str, str]:
         """The body that registers a task for this agent."""
         stamp = self._stamp()
-        return {"timestamp": stamp, "signature": self._sign(f"{self._runtime_id}:{stamp}")}
+        return {"timestamp": stamp, "signature": self._sign(f"{self.runtime_id}:{stamp}")}
 
     def headers(self) -> dict[str, str]:
         stamp = self._stamp()
         assertion = {
-            "agent_runtime_id": self._runtime_id,
-            "signature": self._sign(f"{self._runtime_id}:{self._task_id}:{stamp}"),
-            "task_id": self._task_id,
+            "agent_runtime_id": self.runtime_id,
+            "signature": self._sign(f"{self.runtime_id}:{self.task_id}:{stamp}"),
+            "task_id": self.task_id,
             "timestamp": stamp,
         }
         text = json.dumps(assertion, separators=(",", ":"), sort_keys=True).encode()

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from .. import log
-from ..loop import Pending, resolved
+from ..loop import Pending
 from .credentials import Expired
 from .keys import Identity, PublicKey
 from .link import UpgradeFailed, WebSocketLink, open_link
 from .registry import Registration, Registry, RegistryError, retry_delay
-from .streams import Accept, Streams
+from .streams import Accept, NotTrusted, Streams
 
 __all__ = ["RegistrationFailed", "RemoteEnvironment"]
 
@@ -29,6 +29,15 @@ at once."""
 
 STABLE_SECONDS: Final = 120.0
 """A connection that lasted so long was a good one: the next wait is a short one again."""
+
+KEPT_DELAY: Final = 5.0
+"""The longest wait while there are streams that go on with the next connection: they are kept for 30 s."""
+
+REPLACED: Final = "replaced by a newer connection"
+"""How a rendezvous of ours says that somebody else has connected with our registration, and so our key."""
+
+REPLACED_SECONDS: Final = 60.0
+"""Replaced twice within this time: two of us throw each other out, and one has to go."""
 
 
 class RegistrationFailed(Exception):
@@ -61,6 +70,9 @@ class RemoteEnvironment:
         self._link: WebSocketLink | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._validating: set[asyncio.Task[bool]] = set()
+        self._asking_again: asyncio.Task[None] | None = None
+        self._failure: RegistrationFailed | None = None
+        self._replaced_at: float | None = None
         self.on_connected: Callable[[], object] = lambda: None
         """Called whenever the environment can be reached."""
 
@@ -73,7 +85,7 @@ class RemoteEnvironment:
                 self._streams.close()
             if self._link is not None:
                 self._link.close()
-            for task in list(self._validating):
+            for task in (*self._validating, *([self._asking_again] if self._asking_again else ())):
                 task.cancel()
             await self._registry.close()
 
@@ -107,8 +119,12 @@ class RemoteEnvironment:
             else:
                 refused = False
                 lasted = await self._serve(link)
+                if self._failure is not None:
+                    raise self._failure
             if lasted >= STABLE_SECONDS:
                 delay = FIRST_DELAY
+            if self._streams is not None and len(self._streams):
+                delay = min(delay, KEPT_DELAY)
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311  # spreads load, hides nothing
             delay = min(2 * delay, MAX_DELAY)
 
@@ -164,7 +180,9 @@ class RemoteEnvironment:
         """Ask the registry in the background, once; but not about those we do not trust ourselves."""
         if self._trusted is not None and key.fingerprint not in self._trusted():
             log.warning("a harness that is not trusted was turned away", fingerprint=key.fingerprint)
-            return resolved(False)
+            untrusted: Pending[bool] = Pending()
+            untrusted.fail(NotTrusted("its key is not among the trusted ones"))
+            return untrusted
         task = asyncio.ensure_future(self._registry.validate(registration_id, stream_id, key, authorization))
         self._validating.add(task)
         answer: Pending[bool] = Pending(task.cancel)
@@ -175,15 +193,34 @@ class RemoteEnvironment:
                 answer.resolve(False)
             elif (error := task.exception()) is not None:
                 answer.fail(error)
+                if isinstance(error, RegistryError) and error.status in (401, 403):
+                    self._ask_again()
             else:
                 answer.resolve(task.result())
 
         task.add_done_callback(done)
         return answer
 
+    def _ask_again(self) -> None:
+        """The registry does not know us any more, it seems. If so, nobody gets in: no use in going on."""
+        if self._asking_again is None or self._asking_again.done():
+            self._asking_again = asyncio.ensure_future(self._registered_still())
+
+    async def _registered_still(self) -> None:
+        if self._registered_as is None:
+            return
+        try:
+            await self._registry.register(self._registered_as[1])
+        except RegistryError as error:
+            if error.status in (401, 403):
+                self._failure = RegistrationFailed(str(error))
+                self._lost.set()
+        except Expired:
+            pass  # a new credential is expected, and nobody gets in until it is there
+
     # From the connection -------------------------------------------------------------------------
 
-    def frame_arrived(self, message: bytes) -> None:
+    def frame_arrived(self, message: bytes | memoryview) -> None:
         if self._streams is not None:
             self._streams.frame_arrived(message)
 
@@ -197,6 +234,20 @@ class RemoteEnvironment:
     def link_closed(self, reason: str) -> None:
         log.warning("the connection to the rendezvous is lost", reason=reason)
         self._link = None
+        if reason.endswith(REPLACED):
+            self._replaced()
         if self._streams is not None:
             self._streams.link_lost(reason)
         self._lost.set()
+
+    def _replaced(self) -> None:
+        """Somebody else is this environment with our key. Once it may be a restart that we have missed."""
+        log.error("another process has connected as this environment with the same key")
+        now = asyncio.get_running_loop().time()
+        before, self._replaced_at = self._replaced_at, now
+        if before is not None and now - before < REPLACED_SECONDS:
+            self._failure = RegistrationFailed(
+                f"another process is the environment {self._registry.environment_id} with the same key file,"
+                " and has taken this one's place twice; give each machine an --environment-id and a key of"
+                " its own"
+            )

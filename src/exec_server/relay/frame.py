@@ -10,6 +10,7 @@ of whoever installs this. Tests compare it with the protobuf package.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from msgspec import Struct
@@ -36,6 +37,10 @@ MAX_FRAME_BYTES: Final = 262_144
 
 NOTHING_RECEIVED: Final = 0xFFFF_FFFF
 """`ack` of an end that takes part in acknowledging and has received nothing yet."""
+
+WIDE: Final = 1
+"""`ack_bits` of the handshake of an end that holds more ahead of a missing record than the reference does. On
+a handshake nothing can have arrived, and so the field says nothing else."""
 
 _UINT32: Final = 0xFFFF_FFFF
 _MAX_VARINT_BYTES: Final = 10
@@ -103,6 +108,11 @@ class Frame(Struct, frozen=True):
     def acknowledges(self) -> bool:
         """Whether this can only come from an end that takes part in acknowledging."""
         return bool(self.ack or self.ack_bits) or type(self.body) is Ack
+
+    @property
+    def wide(self) -> bool:
+        """Whether this is the handshake of an end with a wide window."""
+        return type(self.body) is Handshake and self.ack == NOTHING_RECEIVED and self.ack_bits == WIDE
 
 
 # Writing -----------------------------------------------------------------------------------------
@@ -210,10 +220,55 @@ class _Fields:
         self.tracestate: str | None = None
 
 
-def decode(message: bytes) -> Frame:
+def decode(message: bytes | memoryview) -> Frame:
     """Read a frame and check that it is valid; BadFrame says why not. Payloads of data are views into it."""
     if len(message) > MAX_FRAME_BYTES:
         raise BadFrame(f"a frame of {len(message)} bytes")
+    return _decode_record(message) or _decode_any(message)
+
+
+_VARINT: Final = rb"([\x80-\xff]{0,4}[\x00-\x7f])"
+_RECORD: Final = re.compile(
+    rb"\x08\x01\x12\x24([0-9a-f-]{36})(?:\x18%b)?(?:\x20%b)?\x2a%b(?:\x08%b)?\x18\x01\x22%b"
+    % ((_VARINT,) * 5)
+)
+"""All of a data frame up to its payload, as everybody writes it: nearly every frame there is, and five times
+faster to read like this than field by field."""
+
+
+def _decode_record(message: bytes | memoryview) -> Frame | None:
+    """A data frame of the usual form; None for any other, valid or not."""
+    match = _RECORD.match(message)
+    if match is None:
+        return None
+    stream_id, ack, ack_bits, size, seq, length = match.groups()
+    start, end = match.end(), len(message)
+    number = 0 if seq is None else _value(seq)
+    if (
+        _value(length) != end - start
+        or _value(size) != end - match.end(4)
+        or start == end
+        or number == _UINT32
+    ):
+        return None
+    return Frame(
+        stream_id.decode(),
+        Data(number, memoryview(message)[start:]),
+        0 if ack is None else _value(ack),
+        0 if ack_bits is None else _value(ack_bits),
+    )
+
+
+def _value(varint: bytes) -> int:
+    value = shift = 0
+    for byte in varint:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return value & _UINT32
+
+
+def _decode_any(message: bytes | memoryview) -> Frame:
+    """Any frame, field by field."""
     fields = _Fields()
     view = memoryview(message)
     at, end = 0, len(message)

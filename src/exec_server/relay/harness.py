@@ -22,10 +22,11 @@ from ..transport.channel import Channel, Receiver
 from ..transport.websocket import ConnectFailed
 from .channel import RelayChannel
 from .credentials import Bearer, CredentialError
-from .frame import NOTHING_RECEIVED, BadFrame, Data, Frame, Handshake, Reset, Resume, decode, encode
+from .frame import NOTHING_RECEIVED, WIDE, BadFrame, Data, Frame, Handshake, Reset, Resume, decode, encode
 from .keys import Identity, KeyFileError, load_or_create
 from .link import UpgradeFailed, WebSocketLink, open_link
 from .noise import HandshakeFailed, Initiator, prologue
+from .reasons import explain, is_passing
 from .registry import BadRegistryUrl, Bundle, Registry, RegistryError, retry_delay
 from .stream import PROTOCOL_ERROR, Stream
 
@@ -61,7 +62,10 @@ def dialer(
     """
     base, environment_id, acks, pin = parse_url(url)
     if token is None:
-        raise ConnectFailed(f"`{url}` needs a token: the registry asks who you are")
+        raise ConnectFailed(
+            f"`{url}` needs a token, because the registry asks who you are: name a file with an API key in it"
+            " (--token-file or EXEC_SERVER_TOKEN_FILE; in Python `token=`)"
+        )
     try:
         registry = Registry(base, environment_id, Bearer(token), ssl=ssl)
     except (BadRegistryUrl, CredentialError) as error:
@@ -117,15 +121,30 @@ class Harness:
 
     async def connect(self, receiver: Receiver) -> Channel:
         """A new stream; ConnectFailed when there is none to be had."""
-        opening = _HarnessStream(self)
         try:
-            channel = await opening.open()
+            channel = await self._open()
         except (RegistryError, UpgradeFailed) as error:
             raise ConnectFailed(str(error), error.status) from None
         finally:
             await self.registry.close()
         channel.attach(receiver)
         return channel
+
+    async def _open(self) -> RelayChannel:
+        """A stream that is refused for something that passes is tried again, while there is time."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + RETRY_SECONDS
+        attempt = 0
+        while True:
+            try:
+                return await _HarnessStream(self).open()
+            except StreamRefused as error:
+                left = end - loop.time()
+                if not error.passing or left <= 0:
+                    raise
+                log.info("the environment does not take us yet", reason=str(error))
+                await asyncio.sleep(min(retry_delay(attempt), left))
+                attempt += 1
 
     async def bundle(self) -> Bundle:
         """A bundle, with the patience of a first attempt."""
@@ -155,6 +174,14 @@ class Harness:
         return bundle
 
 
+class StreamRefused(UpgradeFailed):
+    """The stream was reset before it was one."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(explain(reason))
+        self.passing = is_passing(reason)
+
+
 class _HarnessStream:
     """One stream and the connection it is on."""
 
@@ -180,7 +207,7 @@ class _HarnessStream:
             message = self._initiator.write(bundle.authorization.encode())
             ack = NOTHING_RECEIVED if self._harness.acks else 0
             link.send(encode(Frame(self._id, Resume(), ack)))
-            link.send(encode(Frame(self._id, Handshake(message), ack)))
+            link.send(encode(Frame(self._id, Handshake(message), ack, WIDE if ack else 0)))
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 return await self._opened
         except TimeoutError:
@@ -214,7 +241,7 @@ class _HarnessStream:
 
     # From the connection -------------------------------------------------------------------------
 
-    def frame_arrived(self, message: bytes) -> None:
+    def frame_arrived(self, message: bytes | memoryview) -> None:
         try:
             frame = decode(message)
         except BadFrame as error:
@@ -228,7 +255,7 @@ class _HarnessStream:
             if type(body) is Handshake:
                 self._handshake(frame, body.payload)
             elif type(body) is Reset:
-                self._fail_opening(UpgradeFailed("the environment refused the stream"))
+                self._fail_opening(StreamRefused(body.reason))
             elif type(body) is Data:
                 self._fail_opening(UpgradeFailed("the environment sent data before its handshake"))
         elif type(body) is Reset:
@@ -248,7 +275,9 @@ class _HarnessStream:
             self._fail_opening(error)
             return
         acked = self._harness.acks and frame.acknowledges
-        stream = Stream(self._id, sealer, opener, acked=acked, now=self._loop.time())
+        stream = Stream(
+            self._id, sealer, opener, acked=acked, now=self._loop.time(), wide=acked and frame.wide
+        )
         self._channel = RelayChannel(
             self._loop,
             stream,

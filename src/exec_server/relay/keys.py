@@ -7,6 +7,7 @@ somebody else, and everybody who can read it can be us.
 from __future__ import annotations
 
 import binascii
+import fcntl
 import hashlib
 import hmac
 import os
@@ -21,7 +22,17 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-__all__ = ["BadKey", "Identity", "KeyFileError", "PublicKey", "load_or_create", "rotate"]
+__all__ = [
+    "BadKey",
+    "Identity",
+    "KeyFileError",
+    "KeyFileMissing",
+    "PublicKey",
+    "load",
+    "load_or_create",
+    "lock",
+    "rotate",
+]
 
 SUITE: Final = "Noise_hybridIK_X25519+MLKEM768_AESGCM_SHA256"
 """The name of the suite in JSON. The name that is hashed differs from it by one letter, see noise.py."""
@@ -44,6 +55,10 @@ class KeyFileError(Exception):
     """The key file cannot be used; the text says what to do."""
 
 
+class KeyFileMissing(KeyFileError):
+    """There is no such file."""
+
+
 class PublicKey(msgspec.Struct, frozen=True, eq=False):
     """What others see of an identity: 32 bytes of X25519 and 1184 of ML-KEM-768."""
 
@@ -56,7 +71,7 @@ class PublicKey(msgspec.Struct, frozen=True, eq=False):
             ("ML-KEM-768", self.mlkem768, MLKEM_PUBLIC_BYTES),
         ):
             if len(value) != length:
-                raise BadKey(f"an {name} public key has {length} bytes, not {len(value)}")
+                raise BadKey(f"the {name} public key has {len(value)} bytes instead of {length}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PublicKey):
@@ -93,8 +108,8 @@ class PublicKey(msgspec.Struct, frozen=True, eq=False):
         if value["suite"] != SUITE:
             raise BadKey(f"the suite must be {SUITE}")
         key = cls(
-            _decode(value["x25519_public_key"], X25519_BYTES),
-            _decode(value["mlkem768_public_key"], MLKEM_PUBLIC_BYTES),
+            _decode(value["x25519_public_key"], "x25519_public_key", X25519_BYTES),
+            _decode(value["mlkem768_public_key"], "mlkem768_public_key", MLKEM_PUBLIC_BYTES),
         )
         key.kem  # noqa: B018  # it is the looking that finds a bad one
         return key
@@ -104,7 +119,8 @@ class PublicKey(msgspec.Struct, frozen=True, eq=False):
         try:
             return MLKEM768PublicKey.from_public_bytes(self.mlkem768)
         except ValueError as error:
-            raise BadKey(f"not an ML-KEM-768 encapsulation key: {error}") from None
+            # The library says something about lengths, which are right: it is a number that is out of range.
+            raise BadKey("mlkem768_public_key is not an ML-KEM-768 encapsulation key") from error
 
 
 class Identity:
@@ -151,10 +167,18 @@ class _KeyFile(msgspec.Struct, forbid_unknown_fields=True):
 def load_or_create(path: str) -> Identity:
     """The identity in a file that only we can read; made on first use."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
+        return load(path)
+    except KeyFileMissing:
         _write(path, Identity.generate(), replace=False)
-        return load_or_create(path)  # whoever came first made the one that counts
+        return load(path)  # whoever came first made the one that counts
+
+
+def load(path: str) -> Identity:
+    """The identity in a file that only we can read. Where the path is a link, what it leads to counts."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise KeyFileMissing(f"there is no key file {path}") from None
     except OSError as error:
         raise KeyFileError(f"cannot open the key file {path}: {error.strerror}") from None
     try:
@@ -179,9 +203,46 @@ def rotate(path: str) -> Identity:
 
     A running environment goes on with the old one until it registers again.
     """
+    load(path)  # what is not there, or not a key, is not replaced
     identity = Identity.generate()
     _write(path, identity, replace=True)
     return identity
+
+
+def lock(path: str) -> int:
+    """Be the only one who serves with the key in a file, until the descriptor this gives is closed.
+
+    Two who do throw each other out of the rendezvous, again and again.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise KeyFileError(f"cannot open the key file {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = _holder(os.fstat(fd).st_ino)
+        os.close(fd)
+        raise KeyFileError(
+            f"another environment serves with the key file {path}{holder}; each needs a key of its own"
+            " (--environment-id, --key-file)"
+        ) from None
+    except OSError:
+        pass  # a file system without locks; the rendezvous notices, only later
+    return fd
+
+
+def _holder(inode: int) -> str:
+    """Who has the lock, as far as the system tells."""
+    try:
+        with open("/proc/locks", encoding="ascii") as file:
+            for line in file:
+                words = line.split()
+                if len(words) > 5 and words[1] == "FLOCK" and words[5].endswith(f":{inode}"):
+                    return f" (process {words[4]})" if words[4] != "0" else ""
+    except (OSError, ValueError):
+        pass
+    return ""
 
 
 def _parse(path: str, content: bytes) -> Identity:
@@ -201,7 +262,8 @@ def _write(path: str, identity: Identity, *, replace: bool) -> None:
     content = msgspec.json.encode(
         _KeyFile(KEY_FILE_VERSION, identity.dh.private_bytes_raw(), identity.kem.private_bytes_raw())
     )
-    directory = os.path.dirname(path) or "."
+    path = os.path.realpath(path)  # a link stays one
+    directory = os.path.dirname(path)
     beside = os.path.join(directory, f".{os.path.basename(path)}.{secrets.token_hex(8)}")
     try:
         os.makedirs(directory, 0o700, exist_ok=True)
@@ -227,12 +289,12 @@ def _write(path: str, identity: Identity, *, replace: bool) -> None:
         raise KeyFileError(f"cannot write the key file {path}: {error.strerror}") from None
 
 
-def _decode(text: Any, length: int) -> bytes:
+def _decode(text: Any, name: str, length: int) -> bytes:
     """Standard base64 with padding, and of the right length before it is decoded."""
     expected = (length + 2) // 3 * 4
     if not isinstance(text, str) or len(text) != expected or not text.isascii():
-        raise BadKey(f"a key of {length} bytes is {expected} characters of base64")
+        raise BadKey(f"{name} must be {expected} characters of base64, for {length} bytes")
     try:
         return b64decode(text, validate=True)
     except binascii.Error as error:
-        raise BadKey(f"a key is not base64: {error}") from None
+        raise BadKey(f"{name} is not base64: {error}") from None

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 from picows import WSCloseCode, WSError, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
 
 from .. import log
+from ..transport.websocket import keep_freed_memory
 from .frame import MAX_FRAME_BYTES
 
 __all__ = ["LinkOwner", "UpgradeFailed", "WebSocketLink", "open_link"]
@@ -40,7 +41,9 @@ class UpgradeFailed(OSError):
 class LinkOwner(Protocol):
     """What a link calls."""
 
-    def frame_arrived(self, message: bytes) -> None: ...
+    def frame_arrived(self, message: bytes | memoryview) -> None:
+        """A view is valid during the call only: whoever keeps it, copies it."""
+
     def text_arrived(self) -> None: ...
     def link_drained(self) -> None: ...
     def link_closed(self, reason: str) -> None: ...
@@ -51,6 +54,7 @@ class WebSocketLink(WSListener):
 
     def __init__(self, owner: LinkOwner, high_water: int = HIGH_WATER, *, reading: bool = True) -> None:
         super().__init__()
+        keep_freed_memory()
         self.full = False
         """More is unsent than `high_water`; `link_drained` follows when a quarter of it is left."""
         self._high_water = high_water
@@ -66,9 +70,13 @@ class WebSocketLink(WSListener):
         self._reason = "the connection was cut"
         self.opened_at = self._loop.time()
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes | memoryview) -> None:
         if self._transport is not None:
             self._transport.send(WSMsgType.BINARY, frame)
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None
 
     def unsent(self) -> int:
         return 0 if self._transport is None else self._transport.underlying_transport.get_write_buffer_size()
@@ -90,11 +98,11 @@ class WebSocketLink(WSListener):
         if self._reading and not self._kept and self._transport is not None:
             self._transport.underlying_transport.resume_reading()
 
-    def _arrived(self, message: bytes, owner: LinkOwner) -> None:
+    def _arrived(self, message: bytes | memoryview, owner: LinkOwner) -> None:
         if self._reading and not self._kept:
             owner.frame_arrived(message)
         else:
-            self._kept.append(message)
+            self._kept.append(bytes(message))
 
     def close(self, code: int = 1000, reason: str = "") -> None:
         """Say goodbye; the owner hears nothing more."""
@@ -133,7 +141,7 @@ class WebSocketLink(WSListener):
             transport.send_close(WSCloseCode.MESSAGE_TOO_BIG)
             self.fail(f"a message is longer than {MAX_FRAME_BYTES} bytes")
         elif kind == WSMsgType.BINARY and frame.fin and not self._in_message:
-            self._arrived(frame.get_payload_as_bytes(), owner)
+            self._arrived(frame.get_payload_as_memoryview(), owner)
         elif kind == WSMsgType.BINARY or (kind == WSMsgType.CONTINUATION and self._in_message):
             self._add_part(frame, owner)
         elif kind == WSMsgType.TEXT or kind == WSMsgType.CONTINUATION:
@@ -216,6 +224,9 @@ async def open_link(
         status = None if response is None else int(response.status)
         text = f"HTTP {status}" if status is not None else f"{type(error).__name__}: {error}"
         raise UpgradeFailed(f"no connection to the rendezvous: {text}", status) from None
+    if not link.is_open:
+        # A peer that hangs up without an answer ends the wait for one, and not with an error.
+        raise UpgradeFailed("no connection to the rendezvous: it was cut before it was answered")
     # What came in the same breath as the upgrade waits until the caller knows its link.
     link.resume_reading()
     return link

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import signal
@@ -25,7 +26,7 @@ from .credentials import (
 from .direct import DirectEnvironment, DirectOptions
 from .environment import RegistrationFailed, RemoteEnvironment
 from .forward import BadDestination, forward_to
-from .keys import KeyFileError, load_or_create
+from .keys import Identity, KeyFileError, load_or_create, lock
 from .registry import BadRegistryUrl, Registry
 from .sigv4 import NoAwsCredentials, find_credentials, find_region
 from .streams import Accept
@@ -60,6 +61,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     aws_service: str = "execute-api"
 
 
+class BadTrust(Exception):
+    """The file of trusted harnesses cannot be used; the text says why."""
+
+
 class Served(Protocol):
     """The server behind the streams, as far as its end is concerned."""
 
@@ -85,6 +90,9 @@ def default_key_file(environment_id: str) -> str:
     """Where the identity of an environment is kept, unless told otherwise."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", environment_id)[:128]
+    if name != environment_id:
+        # Others may look the same now.
+        name = f"{name[:96]}-{hashlib.sha256(environment_id.encode()).hexdigest()[:16]}"
     return os.path.join(state, "exec-server", "relay", f"{name}.key")
 
 
@@ -108,7 +116,7 @@ async def _run(options: RunOptions, make_server: Callable[[Loop], Served]) -> No
             environment: RemoteEnvironment | DirectEnvironment = _direct(options, accept)
         else:
             environment = _relayed(options, credentials, accept)
-    except (KeyFileError, BadRegistryUrl, BadDestination, NoAwsCredentials, OSError) as error:
+    except (KeyFileError, BadTrust, BadRegistryUrl, BadDestination, NoAwsCredentials, OSError) as error:
         if server is not None:
             server.close()
         raise RunFailed(str(error)) from None
@@ -138,8 +146,7 @@ async def _run(options: RunOptions, make_server: Callable[[Loop], Served]) -> No
 
 
 def _relayed(options: RunOptions, credentials: Credentials, accept: Accept) -> RemoteEnvironment:
-    path = options.key_file or default_key_file(options.environment_id)
-    load_or_create(path)
+    key_file = _KeyFile(options.key_file or default_key_file(options.environment_id))
     ssl = _ssl(options)
     registry = Registry(
         options.registry_url,
@@ -150,7 +157,7 @@ def _relayed(options: RunOptions, credentials: Credentials, accept: Accept) -> R
     )
     return RemoteEnvironment(
         registry,
-        lambda: load_or_create(path),
+        key_file.load,
         accept,
         acks=options.acks,
         ssl=ssl,
@@ -167,20 +174,54 @@ def _direct(options: RunOptions, accept: Accept) -> DirectEnvironment:
     return DirectEnvironment(options.registry_url, options.environment_id, signing, accept, ssl=_ssl(options))
 
 
+class _KeyFile:
+    """The key that we serve with, and nobody else meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        load_or_create(path)
+        self._lock = lock(path)
+
+    def load(self) -> Identity:
+        """The key in the file, which may be another one by now."""
+        identity = load_or_create(self._path)
+        if not os.path.samestat(os.fstat(self._lock), os.stat(self._path)):
+            before, self._lock = self._lock, lock(self._path)
+            os.close(before)
+        return identity
+
+
 class _Trusted:
     """Fingerprints in a file, read whenever somebody comes, so that an edit counts at once."""
 
     def __init__(self, path: str) -> None:
+        """BadTrust where the file is not there, or not what it should be: now, while somebody looks."""
         self._path = path
+        self._read()
 
     def __call__(self) -> frozenset[str]:
         try:
-            with open(self._path, encoding="utf-8") as file:
-                words = (line.partition("#")[0].strip().lower() for line in file)
-                return frozenset(word for word in words if word)
-        except OSError as error:
+            return self._read()
+        except BadTrust as error:
             log.error("the trusted harnesses cannot be read, so nobody gets in", reason=str(error))
             return frozenset()
+
+    def _read(self) -> frozenset[str]:
+        found = set()
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                for number, line in enumerate(file, 1):
+                    word = line.partition("#")[0].strip().lower()
+                    if word and not re.fullmatch("[0-9a-f]{64}", word):
+                        raise BadTrust(
+                            f"line {number} of {self._path} is not a fingerprint: 64 hexadecimal digits, as"
+                            " `exec-server relay key show` prints them"
+                        )
+                    found.update([word] if word else [])
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise BadTrust(f"the trusted harnesses cannot be read from {self._path}: {reason}") from None
+        return frozenset(found)
 
 
 class _Announcement:
@@ -268,10 +309,7 @@ async def _credentials(options: RunOptions, stdin: _Stdin, stop: asyncio.Event) 
         return stdin.credential if stdin.credential.present and not stop.is_set() else None
     try:
         if options.agent_identity:
-            task = os.environ.get("EXEC_SERVER_AGENT_TASK_ID", "")
-            if not task:
-                raise RunFailed("EXEC_SERVER_AGENT_TASK_ID is not set; it names the agent's registered task")
-            return AgentIdentity(os.environ.get("CODEX_ACCESS_TOKEN", ""), task)
+            return await _agent_identity()
         key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
         if key is None:
             raise RunFailed(
@@ -281,6 +319,26 @@ async def _credentials(options: RunOptions, stdin: _Stdin, stop: asyncio.Event) 
         return Bearer(key)
     except CredentialError as error:
         raise RunFailed(str(error)) from None
+
+
+async def _agent_identity() -> AgentIdentity:
+    """From the reference's variables. There is no service that is asked by default: it has to be named."""
+    token = os.environ.get("CODEX_ACCESS_TOKEN", "")
+    if not token:
+        raise RunFailed("CODEX_ACCESS_TOKEN is not set; it holds the agent's access token")
+    identity = AgentIdentity(token)
+    if task := os.environ.get("EXEC_SERVER_AGENT_TASK_ID", ""):
+        identity.task_id = task
+    elif service := os.environ.get("CODEX_AGENT_IDENTITY_AUTHAPI_BASE_URL", ""):
+        from .agent_task import register_task
+
+        identity.task_id = await register_task(identity, service)
+    else:
+        raise RunFailed(
+            "an agent needs a task: set CODEX_AGENT_IDENTITY_AUTHAPI_BASE_URL to the accounts service that"
+            " registers one, or EXEC_SERVER_AGENT_TASK_ID to one that is registered"
+        )
+    return identity
 
 
 def _ssl(options: RunOptions) -> Any:

@@ -38,16 +38,22 @@ REORDER_DISTANCE: Final = 64
 REORDER_BYTES: Final = 1024 * 1024
 """Of records ahead of the first missing one; likewise."""
 
+WIDE_REORDER_BYTES: Final = 4 * 1024 * 1024
+"""The same between two ends that said so in their handshakes: as much as 64 records have, and half of what a
+rendezvous keeps for a socket. A distant or busy path carries no more at a time than may be on its way."""
+
 UNTAKEN_MESSAGES: Final = 1024
 UNTAKEN_BYTES: Final = 64 * 1024 * 1024
 """What may wait for a taker that is behind, before the peer is made to wait."""
+
+MAX_PIECES: Final = 8
+"""Of a message that is not complete. Pieces may be of one byte, and each costs more than its bytes."""
 
 ACK_DELAY: Final = 0.1
 """Seconds an ack may wait for a frame to travel with."""
 
 ACK_RECORDS: Final = 16
-ACK_BYTES: Final = 256 * 1024
-"""Or this much arrived: a quarter of the window, so that a busy peer never waits for the delay."""
+"""Or so many records arrived, or a quarter of the window: a busy peer never waits for the delay."""
 
 FIRST_RTO: Final = 1.0
 MIN_RTO: Final = 0.2
@@ -97,9 +103,19 @@ class _Record:
 class Stream:
     """One direction each way, between two ends that share keys."""
 
-    def __init__(self, stream_id: str, sealer: Sealer, opener: Opener, *, acked: bool, now: float) -> None:
+    def __init__(
+        self,
+        stream_id: str,
+        sealer: Sealer,
+        opener: Opener,
+        *,
+        acked: bool,
+        now: float,
+        wide: bool = False,
+    ) -> None:
         self.id = stream_id
         self.acked = acked
+        self._ahead_bytes = WIDE_REORDER_BYTES if acked and wide else REORDER_BYTES
         self._head = head(stream_id)
         self._sealer = sealer
         self._opener = opener
@@ -118,7 +134,8 @@ class Stream:
         self._held_bytes = 0
         self._prefix = b""
         self._wanted = 0
-        self._partial = bytearray()
+        self._pieces: list[memoryview | bytearray] = []
+        self._missing = 0
         self._messages: deque[bytes] = deque()
         self._untaken = 0
         self._was_behind = False
@@ -224,7 +241,7 @@ class Stream:
                 raise StreamFailed("more messages than are taken, from a peer that cannot be made to wait")
         elif seq - self._next > REORDER_DISTANCE:
             raise StreamFailed(f"record {seq} came when {self._next} was missing")
-        elif self._held_bytes + len(payload) > REORDER_BYTES:
+        elif self._held_bytes + len(payload) > self._ahead_bytes:
             raise StreamFailed(f"too much came while record {self._next} was missing")
         else:
             self._held_bytes += len(payload)
@@ -263,20 +280,32 @@ class Stream:
                 at += missing
                 if len(self._prefix) < 4:
                     return
-                self._wanted = int.from_bytes(self._prefix, "big")
+                self._wanted = self._missing = int.from_bytes(self._prefix, "big")
                 self._prefix = b""
                 if not 1 <= self._wanted <= MAX_MESSAGE_BYTES:
                     raise StreamFailed(f"a message of {self._wanted} bytes")
                 continue
-            size = min(self._wanted - len(self._partial), end - at)
+            size = min(self._missing, end - at)
             if size == self._wanted:
                 self._complete(plaintext[at : at + size])
             else:
-                self._partial += memoryview(plaintext)[at : at + size]
-                if len(self._partial) == self._wanted:
-                    message, self._partial = bytes(self._partial), bytearray()
+                self._keep_piece(memoryview(plaintext)[at : at + size])
+                if not self._missing:
+                    message = b"".join(self._pieces)
+                    self._pieces.clear()
                     self._complete(message)
             at += size
+
+    def _keep_piece(self, piece: memoryview) -> None:
+        """A message of a few records is put together in one copy; of more, in one place as they come."""
+        self._missing -= len(piece)
+        self._pieces.append(piece)
+        if len(self._pieces) > MAX_PIECES:
+            first = self._pieces[0]
+            whole = first if isinstance(first, bytearray) else bytearray(first)
+            for other in self._pieces[1:]:
+                whole += other
+            self._pieces = [whole]
 
     def _complete(self, message: bytes) -> None:
         self._wanted = 0
@@ -288,7 +317,7 @@ class Stream:
     def _news(self, size: int, now: float) -> None:
         self._news_records += 1
         self._news_bytes += size
-        enough = self._news_records >= ACK_RECORDS or self._news_bytes >= ACK_BYTES
+        enough = self._news_records >= ACK_RECORDS or self._news_bytes >= self._ahead_bytes // 4
         self._ack_soon(now if enough else now + ACK_DELAY)
 
     def _ack_soon(self, when: float) -> None:
@@ -383,12 +412,12 @@ class Stream:
             return None
         if self._resume_at is not None:
             return min(self._resume_at, self._resume_until)
-        times = [self._last_sent + HEARTBEAT_INTERVAL, self._heard + SILENCE_LIMIT]
-        if self._ack_at is not None:
-            times.append(self._ack_at)
-        if self._repeat_at is not None:
-            times.append(self._repeat_at)
-        return min(times)
+        at = min(self._last_sent + HEARTBEAT_INTERVAL, self._heard + SILENCE_LIMIT)
+        if self._ack_at is not None and self._ack_at < at:
+            at = self._ack_at
+        if self._repeat_at is not None and self._repeat_at < at:
+            at = self._repeat_at
+        return at
 
     def reset(self, reason: str) -> bytes:
         """The frame that tells the peer that this stream is over."""
@@ -410,7 +439,7 @@ class Stream:
             return True
         first, record = next(iter(self._sent.items()))
         ahead = self._sent_bytes - len(record.ciphertext) + min(self._queued, MAX_RECORD_BYTES) + TAG_BYTES
-        return self._sealer.counter <= first + REORDER_DISTANCE and ahead <= REORDER_BYTES
+        return self._sealer.counter <= first + REORDER_DISTANCE and ahead <= self._ahead_bytes
 
     def _next_record(self, now: float) -> bytes:
         """Seal the next record, once and for all, and frame it."""

@@ -24,6 +24,7 @@ from ..transport.channel import Channel, Receiver
 from .channel import LINK_BYTES, Link, RelayChannel
 from .frame import (
     NOTHING_RECEIVED,
+    WIDE,
     Ack,
     BadFrame,
     Data,
@@ -37,9 +38,10 @@ from .frame import (
 )
 from .keys import Identity, PublicKey
 from .noise import HandshakeFailed, Responder, prologue
+from .reasons import HANDSHAKES_PAUSED, NOT_TRUSTED, REGISTRY_SILENT, TOO_MANY_STREAMS
 from .stream import PROTOCOL_ERROR, Stream
 
-__all__ = ["Accept", "Streams", "Validate"]
+__all__ = ["Accept", "NotTrusted", "Streams", "Validate"]
 
 MAX_STREAMS: Final = 128
 MAX_VALIDATIONS: Final = 32
@@ -61,13 +63,20 @@ Validate = Callable[[str, PublicKey, str], Pending[bool]]
 """Asks the registry about a stream id, the peer's key and the authorization it brought."""
 
 
+class NotTrusted(Exception):
+    """The peer is turned away whatever the registry says; a failure of `Validate`."""
+
+
 class _Validation:
     """A stream whose peer is being asked about."""
 
-    def __init__(self, message: bytes, responder: Responder, acked: bool, answer: Pending[bool]) -> None:
+    def __init__(
+        self, message: bytes, responder: Responder, acked: bool, wide: bool, answer: Pending[bool]
+    ) -> None:
         self.message = message
         self.responder = responder
         self.acked = acked
+        self.wide = wide
         self.answer = answer
 
 
@@ -161,7 +170,7 @@ class Streams:
 
     # Frames --------------------------------------------------------------------------------------
 
-    def frame_arrived(self, message: bytes) -> None:
+    def frame_arrived(self, message: bytes | memoryview) -> None:
         """One message of the connection; what is not a valid frame is dropped."""
         try:
             frame = decode(message)
@@ -214,8 +223,10 @@ class Streams:
             or len(self._validations) >= MAX_VALIDATIONS
             or self._loop.time() < self._paused_until
         ):
-            log.info("a stream was refused: too many, or a pause", stream=stream_id)
-            self._reset(stream_id)
+            paused = self._loop.time() < self._paused_until
+            reason = HANDSHAKES_PAUSED if paused else TOO_MANY_STREAMS
+            log.info("a stream was refused", stream=stream_id, reason=reason)
+            self._reset(stream_id, reason if frame.acknowledges else PROTOCOL_ERROR)
             return
         responder = Responder(
             self._identity, prologue(self._environment_id, self._registration_id, stream_id)
@@ -230,7 +241,9 @@ class Streams:
             return
         answer = self._validate(stream_id, peer, authorization)
         acked = self._acks and frame.acknowledges
-        validation = self._validations[stream_id] = _Validation(message, responder, acked, answer)
+        validation = self._validations[stream_id] = _Validation(
+            message, responder, acked, acked and frame.wide, answer
+        )
         answer.then(lambda settled: self._validated(stream_id, validation, settled))
 
     def _validated(self, stream_id: str, validation: _Validation, answer: Pending[bool]) -> None:
@@ -239,13 +252,17 @@ class Streams:
         del self._validations[stream_id]
         try:
             welcome = answer.result()
+        except NotTrusted as error:
+            self._refuse(stream_id, str(error), NOT_TRUSTED if validation.acked else PROTOCOL_ERROR)
+            return
         except Exception as error:
-            self._refuse(stream_id, f"the registry could not be asked: {error}")
+            told = REGISTRY_SILENT if validation.acked else PROTOCOL_ERROR
+            self._refuse(stream_id, f"the registry could not be asked: {error}", told)
             return
         if not welcome:
             self._refuse(stream_id, "the registry does not know the peer")
         elif len(self._active) >= MAX_STREAMS:
-            self._reset(stream_id)
+            self._reset(stream_id, TOO_MANY_STREAMS if validation.acked else PROTOCOL_ERROR)
         else:
             self._open(stream_id, validation)
 
@@ -259,7 +276,14 @@ class Streams:
         if link is None:
             return
         ack = NOTHING_RECEIVED if validation.acked else 0
-        stream = Stream(stream_id, sealer, opener, acked=validation.acked, now=self._loop.time())
+        stream = Stream(
+            stream_id,
+            sealer,
+            opener,
+            acked=validation.acked,
+            now=self._loop.time(),
+            wide=validation.wide,
+        )
         channel = RelayChannel(
             self._loop,
             stream,
@@ -267,7 +291,7 @@ class Streams:
             peer=f"relay stream {stream_id}",
             on_end=lambda: self._forget(stream_id, channel),
         )
-        answer = encode(Frame(stream_id, Handshake(message), ack))
+        answer = encode(Frame(stream_id, Handshake(message), ack, WIDE if validation.wide else 0))
         self._active[stream_id] = _Active(channel, validation.message, answer)
         link.send(answer)
         log.info("a stream was opened", stream=stream_id, acked=validation.acked)
@@ -280,20 +304,21 @@ class Streams:
 
     # Refusing ------------------------------------------------------------------------------------
 
-    def _refuse(self, stream_id: str, reason: str) -> None:
+    def _refuse(self, stream_id: str, reason: str, told: str = PROTOCOL_ERROR) -> None:
         """A handshake failed; too many of them, and nobody gets in for a while."""
         log.info("a handshake failed", stream=stream_id, reason=reason)
-        self._reset(stream_id)
+        self._reset(stream_id, told)
         self._failures += 1
         if self._failures >= MAX_FAILURES:
             log.warning("too many failed handshakes, none is taken for a while", seconds=PAUSE_SECONDS)
             self._failures = 0
             self._paused_until = self._loop.time() + PAUSE_SECONDS
 
-    def _reset(self, stream_id: str) -> None:
+    def _reset(self, stream_id: str, reason: str = PROTOCOL_ERROR) -> None:
+        """Any other reason than the reference's one is for an end of ours: one that acknowledges."""
         # Who floods us and does not read would fill our memory with resets.
         if self._link is not None and self._link.unsent() < RESET_BYTES:
-            self._say(encode(Frame(stream_id, Reset(PROTOCOL_ERROR))))
+            self._say(encode(Frame(stream_id, Reset(reason))))
 
     def _say(self, message: bytes) -> None:
         if self._link is not None:

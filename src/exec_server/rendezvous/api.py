@@ -11,7 +11,7 @@ from aiohttp import web
 
 from .. import log
 from .service import Refused, Rendezvous
-from .store import Role
+from .store import ALL_TENANTS, ApiKey, Role, StoreUnavailable
 
 __all__ = ["make_app"]
 
@@ -33,18 +33,25 @@ def make_app(service: Rendezvous, public_url: str | None) -> web.Application:
         url = public_url or f"{request.scheme}://{request.host}"
         return "ws" + url.removeprefix("http")
 
+    async def authenticate(request: web.Request, *roles: Role) -> ApiKey:
+        return await service.authenticate(
+            request.headers.get("Authorization"), *roles, address=request.remote or ""
+        )
+
     async def call(request: web.Request) -> web.Response:
         environment, operation = request.match_info["environment"], request.match_info["operation"]
         if operation not in _ROLES:
             raise Refused(404, "not_found", "there is no such call")
-        key = await service.authenticate(request.headers.get("Authorization"), *_ROLES[operation])
+        key = await authenticate(request, *_ROLES[operation])
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = msgspec.json.decode(await request.read())
         except TimeoutError:
             raise Refused(408, "too_slow", f"a body has {BODY_SECONDS:g} s to arrive") from None
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise Refused(400, "invalid_request", "the body is not JSON") from None
+        except (ConnectionError, web.RequestPayloadError):
+            raise Refused(400, "invalid_request", "the body did not arrive whole") from None
         if operation == "register":
             answer = await service.register(key, environment, body, base_of(request))
         elif operation == "connect":
@@ -54,23 +61,32 @@ def make_app(service: Rendezvous, public_url: str | None) -> web.Application:
         return _json(200, answer)
 
     async def listing(request: web.Request) -> web.Response:
-        await service.authenticate(request.headers.get("Authorization"), "admin")
-        return _json(200, {"environments": await service.listing()})
+        key = await authenticate(request, "admin")
+        return _json(200, {"environments": await service.listing(key)})
+
+    async def remove(request: web.Request) -> web.Response:
+        key = await authenticate(request, "admin")
+        found = request.match_info
+        return _json(200, await service.remove(key, found["tenant"], found["environment"]))
 
     async def metrics(request: web.Request) -> web.Response:
-        await service.authenticate(request.headers.get("Authorization"), "admin")
+        key = await authenticate(request, "admin")
+        if key.tenant != ALL_TENANTS:
+            raise Refused(
+                403, "forbidden", f"the key {key.name!r} is for one tenant, and this is about all of them"
+            )
         return web.Response(text=_metrics(service), content_type="text/plain")
 
     async def health(_: web.Request) -> web.Response:
-        return web.Response(
-            status=503 if service.closing else 200, text="closing" if service.closing else "ok"
-        )
+        wrong = await service.health()
+        return web.Response(status=200 if wrong is None else 503, text=wrong or "ok")
 
     def route(method: str, path: str, handler: Callable[[web.Request], Awaitable[web.Response]]) -> None:
         app.router.add_route(method, path, _answering(service, handler))
 
     route("POST", "/cloud/environment/{environment}/{operation}", call)
     route("GET", "/admin/environments", listing)
+    route("DELETE", "/admin/environments/{tenant}/{environment}", remove)
     route("GET", "/metrics", metrics)
     route("GET", "/healthz", health)
     route("*", "/{rest:.*}", _nothing)
@@ -91,6 +107,8 @@ def _answering(
             response = await handler(request)
         except Refused as refused:
             response = error_response(refused)
+        except StoreUnavailable as error:
+            response = error_response(service.unavailable(error, request.match_info.get("operation")))
         except web.HTTPRequestEntityTooLarge:
             response = error_response(Refused(413, "too_large", f"a body has at most {MAX_BODY_BYTES} bytes"))
         except web.HTTPException:
@@ -104,6 +122,7 @@ def _answering(
         # A connection that is kept might be used for an upgrade, which has to come in by the front door; and
         # the reference's harness gives up for good when it asks again on one that was cut meanwhile.
         response.force_close()
+        response.headers["Server"] = "exec-server"  # which version of what it is made of is nobody's business
         return response
 
     return answer

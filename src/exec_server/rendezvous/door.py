@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Final
@@ -22,6 +23,7 @@ from ..relay.frame import MAX_FRAME_BYTES
 from ..relay.link import WebSocketLink
 from .router import POLICY, Harness, Router
 from .service import Refused, Rendezvous
+from .store import StoreUnavailable
 from .tickets import EnvironmentTicket, HarnessTicket
 
 __all__ = ["Carrier", "Door", "LocalCarrier"]
@@ -47,6 +49,9 @@ IDLE_SECONDS: Final = 10.0
 
 UNSUPPORTED: Final = 1003
 
+ROUTER_HOLD, CLUSTER_HOLD, HOME_HOLD = 1, 2, 4
+"""Why a socket is not read: its other end is full, or the way to other nodes, or its other end on one."""
+
 _UPGRADE_HEAD: Final = (
     b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: %b\r\n\r\n"
@@ -55,31 +60,37 @@ _HEADER_BYTES: Final = 14
 _WS_PATH: Final = re.compile(r"/ws/environment/([^/?]+)")
 
 
-class Carrier:
+class Carrier(ABC):
     """Where the frames of sockets go: the router of this node, or the one that has the environment."""
 
     def __init__(self) -> None:
         self.sockets: set[_Socket] = set()
         """All that are open."""
 
-    def environment(self, ticket: EnvironmentTicket) -> EnvironmentSocket:
-        raise NotImplementedError
+    @abstractmethod
+    def environment(self, ticket: EnvironmentTicket) -> EnvironmentSocket: ...
 
-    def harness(self, ticket: HarnessTicket) -> _Socket:
-        raise NotImplementedError
+    @abstractmethod
+    def harness(self, ticket: HarnessTicket) -> _Socket: ...
 
 
-class _Socket:
+class _Socket(ABC):
     """A WebSocket of this node as the router sees it."""
 
-    def __init__(self, carrier: Carrier) -> None:
-        self.link = WebSocketLink(self, FULL_BYTES)
+    caller = ""
+    """The id of the API key that opened it, or that registered what it serves."""
+
+    def __init__(self, carrier: Carrier, full: int = FULL_BYTES, most: int = QUEUE_BYTES) -> None:
+        """From `full` unsent bytes on whoever fills it has to wait, and from `most` on frames are dropped."""
+        self.link = WebSocketLink(self, full)
+        self._most = most
         self._open = carrier.sockets
         self._open.add(self)
         self._idle: asyncio.TimerHandle | None = None
+        self._holds = 0
 
-    def send(self, frame: bytes) -> bool:
-        if self.link.unsent() + len(frame) > QUEUE_BYTES:
+    def send(self, frame: bytes | memoryview) -> bool:
+        if self.link.unsent() + len(frame) > self._most:
             return False
         self.link.send(frame)
         return True
@@ -88,13 +99,25 @@ class _Socket:
         return self.link.full
 
     def pause(self) -> None:
-        self.link.pause_reading()
+        self.hold(ROUTER_HOLD)
 
     def resume(self) -> None:
-        self.link.resume_reading()
+        self.release(ROUTER_HOLD)
 
-    def opened(self) -> None:
-        raise NotImplementedError
+    def hold(self, reason: int) -> None:
+        """Read nothing from it until every reason is gone."""
+        if not self._holds:
+            self.link.pause_reading()
+        self._holds |= reason
+
+    def release(self, reason: int) -> None:
+        if self._holds & reason:
+            self._holds &= ~reason
+            if not self._holds:
+                self.link.resume_reading()
+
+    @abstractmethod
+    def opened(self) -> None: ...
 
     def watch_idle(self) -> None:
         """Look again and again whether there is a stream; who has none has no business here."""
@@ -119,14 +142,18 @@ class _Socket:
         self.stop_watching()
         self.link.close(code, reason)
 
-    def frame_arrived(self, message: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def revoke(self) -> None:
+        """The key behind it is revoked: it ends now, with all that is on it."""
 
-    def text_arrived(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def frame_arrived(self, message: bytes | memoryview) -> None: ...
 
-    def link_drained(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def text_arrived(self) -> None: ...
+
+    @abstractmethod
+    def link_drained(self) -> None: ...
 
     def link_closed(self, reason: str) -> None:
         log.info("a socket is gone", reason=reason)
@@ -137,16 +164,27 @@ class _Socket:
 class EnvironmentSocket(_Socket):
     """An environment's WebSocket."""
 
-    def __init__(self, carrier: Carrier, router: Router, registration_id: str) -> None:
-        super().__init__(carrier)
+    def __init__(
+        self,
+        carrier: Carrier,
+        router: Router,
+        ticket: EnvironmentTicket,
+        full: int = FULL_BYTES,
+        most: int = QUEUE_BYTES,
+    ) -> None:
+        super().__init__(carrier, full, most)
         self._router = router
-        self.registration_id = registration_id
+        self.registration_id = ticket.registration_id
+        self.caller = ticket.caller
 
     def opened(self) -> None:
         self._router.environment_opened(self.registration_id, self)
 
-    def frame_arrived(self, message: bytes) -> None:
+    def frame_arrived(self, message: bytes | memoryview) -> None:
         self._router.environment_frame(self.registration_id, self, message)
+
+    def revoke(self) -> None:
+        self._router.revoke(self.registration_id)
 
     def text_arrived(self) -> None:
         """Ignored, as environments do with text."""
@@ -165,7 +203,10 @@ class HarnessSocket(_Socket):
     def __init__(self, carrier: Carrier, router: Router, ticket: HarnessTicket) -> None:
         super().__init__(carrier)
         self._router = router
-        self.harness: Harness = router.harness_opened(ticket.registration_id, ticket.key_digest, self)
+        self.caller = ticket.caller
+        self.harness: Harness = router.harness_opened(
+            ticket.registration_id, ticket.key_digest, self, ticket.caller
+        )
 
     def opened(self) -> None:
         """Its first frame says what it is."""
@@ -174,8 +215,11 @@ class HarnessSocket(_Socket):
     def has_stream(self) -> bool:
         return self.harness.route is not None
 
-    def frame_arrived(self, message: bytes) -> None:
+    def frame_arrived(self, message: bytes | memoryview) -> None:
         self._router.harness_frame(self.harness, message)
+
+    def revoke(self) -> None:
+        self._router.harness_revoked(self.harness)
 
     def text_arrived(self) -> None:
         self.close(UNSUPPORTED, "frames are binary")
@@ -200,7 +244,7 @@ class LocalCarrier(Carrier):
         self._router = router
 
     def environment(self, ticket: EnvironmentTicket) -> EnvironmentSocket:
-        return EnvironmentSocket(self, self._router, ticket.registration_id)
+        return EnvironmentSocket(self, self._router, ticket)
 
     def harness(self, ticket: HarnessTicket) -> HarnessSocket:
         return HarnessSocket(self, self._router, ticket)
@@ -261,6 +305,9 @@ class Door(asyncio.Protocol):
             ticket = await self._service.admit(environment, query)
         except Refused as refused:
             self._refuse(transport, refused)
+            return
+        except StoreUnavailable as error:
+            self._refuse(transport, self._service.unavailable(error))
             return
         except Exception as error:
             log.error("an upgrade failed in an unforeseen way", exc_info=error)

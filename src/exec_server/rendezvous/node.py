@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import logging
 import os
 import signal
 import socket
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -16,12 +18,17 @@ from .. import log
 from ..transport.listener import Listener
 from .api import make_app
 from .door import Carrier, Door, LocalCarrier
+from .revocation import Revocations
 from .router import GOING_AWAY, Router
 from .service import Presence, Rendezvous, Settings
-from .store import EmbeddedStore, Registered, Store
+from .store import EmbeddedStore, Registered, Store, StoreUnavailable
 from .tickets import Signer
 
 __all__ = ["Node", "NodeOptions", "Settings", "StartFailed", "open_store", "serve"]
+
+
+LOCK_NAME: Final = "rendezvous.lock"
+"""In the data directory; locked by the node that uses it, whose process id is in it."""
 
 
 class StartFailed(Exception):
@@ -58,10 +65,15 @@ class Node:
         self._carrier: Carrier | None = None
         self._listener: Listener | None = None
         self._runner: web.AppRunner | None = None
+        self._watching: asyncio.Future[None] | None = None
+        self._lock: int | None = None
 
     async def __aenter__(self) -> Node:
         try:
             await self._open()
+        except StoreUnavailable as error:
+            await self._close()
+            raise StartFailed(str(error)) from None
         except BaseException:
             await self._close()
             raise
@@ -77,6 +89,8 @@ class Node:
         router = self.router = Router(loop)
         carrier: Carrier
         if options.cluster is None:
+            if options.data is not None:
+                self._lock = _lock(options.data)
             self._store = EmbeddedStore(options.data)
             presence, carrier = Presence(router), LocalCarrier(router)
         else:
@@ -88,9 +102,20 @@ class Node:
             self._store, presence, carrier = self._cluster.store, self._cluster, self._cluster
         self._carrier = carrier
         signer = Signer(await self._store.signing_secret())
-        service = self._service = Rendezvous(loop, self._store, signer, router, presence, options.settings)
+        revocations = Revocations(self._store, router, carrier)
+        await revocations.look()
+        if self._cluster is not None:
+            self._cluster.on_revoked = revocations.tell
+        self._watching = asyncio.ensure_future(revocations.watch())
+        service = self._service = Rendezvous(
+            loop, self._store, signer, router, presence, options.settings, revocations=revocations
+        )
         self._runner = web.AppRunner(
-            make_app(service, options.public_url), access_log=None, lingering_time=0, shutdown_timeout=2.0
+            make_app(service, options.public_url),
+            access_log=None,
+            logger=_QUIET,
+            lingering_time=0,
+            shutdown_timeout=2.0,
         )
         await self._runner.setup()
         make_http = self._runner.server
@@ -115,6 +140,9 @@ class Node:
     async def _close(self) -> None:
         if self._service is not None:
             self._service.closing = True
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
         if self.router is not None:
@@ -128,18 +156,43 @@ class Node:
             await self._cluster.close()
         if self._store is not None:
             await self._store.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
-async def open_store(data: str | None, cluster: str | None) -> Store:
-    """The store of a node, without the node."""
+async def open_store(data: str | None, cluster: str | None, *, must_exist: bool = False) -> Store:
+    """The store of a node, without the node. `must_exist`: nothing is made where there is nothing."""
     if cluster is None:
-        return EmbeddedStore(data)
+        try:
+            return EmbeddedStore(data, must_exist=must_exist)
+        except StoreUnavailable as error:
+            raise StartFailed(str(error)) from None
     module = _import_cluster()
     try:
         store: Store = await module.open_cluster_store(cluster)
     except module.ClusterUnreachable as error:
         raise StartFailed(str(error)) from None
     return store
+
+
+def _lock(directory: str) -> int:
+    """Be the only node of a directory: two would hand out what the other one does not know of."""
+    os.makedirs(directory, 0o700, exist_ok=True)
+    path = os.path.join(directory, LOCK_NAME)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(fd, 64).decode("ascii", "replace").strip()
+        os.close(fd)
+        raise StartFailed(
+            f"another rendezvous runs with {directory}{f' (process {holder})' if holder else ''};"
+            " for more than one node there is `--cluster`"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.write(fd, f"{os.getpid()}\n".encode())
+    return fd
 
 
 def _import_cluster() -> Any:
@@ -204,3 +257,8 @@ def _tls(options: NodeOptions) -> Any:
             f"{options.tls_cert} and {options.tls_key} are not a certificate chain and its key: {error}"
         ) from None
     return context
+
+
+_QUIET: Final = logging.getLogger("exec_server.rendezvous.node")
+_QUIET.disabled = True
+"""For aiohttp, which quotes requests that it cannot read in its complaints, with the keys in them."""

@@ -23,11 +23,32 @@ from ..relay.frame import (
     decode,
     encode,
 )
+from ..relay.reasons import HANDSHAKES_PAUSED, KEY_REVOKED, NOT_TRUSTED, TOO_MANY_STREAMS
+from ..relay.stream import PROTOCOL_ERROR
+from .blame import Doorkeeper
 
 __all__ = ["Harness", "Router", "Socket"]
 
 MAX_STREAMS: Final = 128
 """Of one environment; its own limit, and so not worth exceeding."""
+
+CALLER_STREAMS: Final = 96
+"""Of one environment and one API key: the rest is for others, whatever this one does."""
+
+CALLER_CLAIMS: Final = 64
+"""Streams of one environment and one API key that have claimed an id and not sent their handshake yet."""
+
+CLAIM_SECONDS: Final = 10.0
+"""From the claim of an id to the handshake. A claim alone is worth nothing, and counts for nothing."""
+
+ANSWER_SECONDS: Final = 15.0
+"""From a handshake to the environment's answer: it has 10 s to ask the registry, and a way to go."""
+
+ABANDONED_SECONDS: Final = 2.0
+"""Who goes away so soon after a handshake may have known that it would fail."""
+
+MAX_STREAM_ID_BYTES: Final = 256
+"""Ids are UUIDs; whatever else somebody chooses is kept in tables and lists, and should be short."""
 
 GRACE_SECONDS: Final = 30.0
 """How long an acked stream waits for a socket to come back."""
@@ -45,8 +66,8 @@ NORMAL, GOING_AWAY, POLICY = 1000, 1001, 1008
 class Socket(Protocol):
     """A connection to one end, wherever it is."""
 
-    def send(self, frame: bytes) -> bool:
-        """False when too much is unsent already; the frame is dropped then."""
+    def send(self, frame: bytes | memoryview) -> bool:
+        """False when too much is unsent already; the frame is dropped then. A view is not kept."""
 
     def is_full(self) -> bool:
         """Whether it should get no more for now; `Router.drained` must follow."""
@@ -61,12 +82,31 @@ class Socket(Protocol):
 class _Route:
     """A stream: one harness, one environment."""
 
-    __slots__ = ("acked", "expiry", "harness", "key_digest", "offered", "slow", "stream_id")
+    __slots__ = (
+        "acked",
+        "answered",
+        "caller",
+        "expiry",
+        "harness",
+        "key_digest",
+        "offered",
+        "opening",
+        "slow",
+        "stream_id",
+        "tried_at",
+    )
 
     def __init__(self, stream_id: str, harness: Harness) -> None:
         self.stream_id = stream_id
         self.harness: Harness | None = harness
         self.key_digest = harness.key_digest
+        self.caller = harness.caller
+        self.answered = False
+        """The environment has answered the handshake: it is a stream."""
+        self.tried_at: float | None = None
+        """When the handshake was passed on."""
+        self.opening: Timer | None = None
+        """Runs until it is a stream."""
         self.offered = False
         """The harness offered to acknowledge."""
         self.acked = False
@@ -78,23 +118,28 @@ class _Route:
 class Harness:
     """A harness's socket and the stream on it."""
 
-    __slots__ = ("closed", "key_digest", "paused", "registration_id", "route", "socket")
+    __slots__ = ("begun", "caller", "closed", "key_digest", "paused", "registration_id", "route", "socket")
 
-    def __init__(self, registration_id: str, key_digest: str, socket: Socket) -> None:
+    def __init__(self, registration_id: str, key_digest: str, socket: Socket, caller: str = "") -> None:
         self.registration_id = registration_id
         self.key_digest = key_digest
+        self.caller = caller
+        """The id of the API key it came with."""
         self.socket = socket
         self.route: _Route | None = None
         self.paused = False
         self.closed = False
+        self.begun = False
+        """There was a stream on it, or an attempt at one."""
 
 
 class _Environment:
     """What is known of a registration while it has a socket, or streams that wait for one."""
 
-    __slots__ = ("learning_until", "routes", "slow", "socket", "waiting")
+    __slots__ = ("door", "learning_until", "routes", "slow", "socket", "waiting")
 
     def __init__(self) -> None:
+        self.door = Doorkeeper()
         self.socket: Socket | None = None
         self.learning_until = 0.0
         self.routes: dict[str, _Route] = {}
@@ -122,6 +167,7 @@ class Router:
         environment = self._environments.setdefault(registration_id, _Environment())
         before, environment.socket = environment.socket, socket
         environment.learning_until = self._loop.time() + LEARNING_SECONDS
+        environment.door.opened()
         environment.slow.clear()
         if before is not None:
             before.close(NORMAL, "replaced by a newer connection")
@@ -151,13 +197,20 @@ class Router:
 
     def supersede(self, registration_id: str) -> None:
         """The registration is no longer current: everything on it ends."""
+        self._end_all(registration_id, "superseded", NORMAL, "superseded by a newer registration")
+
+    def revoke(self, registration_id: str) -> None:
+        """The key it was registered with is revoked: the same."""
+        self._end_all(registration_id, KEY_REVOKED, POLICY, "the key of this environment was revoked")
+
+    def _end_all(self, registration_id: str, reason: str, code: int, text: str) -> None:
         environment = self._environments.pop(registration_id, None)
         if environment is None:
             return
         for route in list(environment.routes.values()):
-            self._end_at_harness(environment, route, "superseded", GOING_AWAY)
+            self._end_at_harness(environment, route, reason, GOING_AWAY)
         if environment.socket is not None:
-            environment.socket.close(NORMAL, "superseded by a newer registration")
+            environment.socket.close(code, text)
 
     def forget(self, registration_id: str) -> dict[Harness, str]:
         """The environment is on another node now. Gives the plain streams that end with that, by harness."""
@@ -174,7 +227,7 @@ class Router:
         environment = self._environments.get(registration_id)
         return environment is not None and environment.socket is not None
 
-    def environment_frame(self, registration_id: str, socket: Socket, message: bytes) -> None:
+    def environment_frame(self, registration_id: str, socket: Socket, message: bytes | memoryview) -> None:
         """A message from an environment's socket."""
         environment = self._environments.get(registration_id)
         if environment is None or environment.socket is not socket:
@@ -192,16 +245,36 @@ class Router:
             if type(body) is not Reset and not learning:
                 self._reset(socket, frame.stream_id, "harness_disconnected")
             return
+        harness = route.harness
         if type(body) is Handshake:
             route.acked = route.acked or (route.offered and frame.acknowledges)
-        harness = route.harness
+            route.answered = True
+            self._stop_opening(route)
+        elif type(body) is Reset and self._is_shut(environment, route, body.reason):
+            if harness is not None:
+                self._reset(harness.socket, frame.stream_id, HANDSHAKES_PAUSED)
+            self._drop(environment, route)
+            return
         if harness is not None:
             self._forward_to_harness(environment, route, harness, message)
         if type(body) is Reset:
             self._drop(environment, route)
 
+    def _is_shut(self, environment: _Environment, route: _Route, reason: str) -> bool:
+        """A stream was reset. If that was the answer to a handshake, somebody is to blame for it; or nobody,
+        because the environment takes none for now, which a harness of ours is told."""
+        if route.answered or route.tried_at is None or reason not in (PROTOCOL_ERROR, NOT_TRUSTED):
+            return False
+        return not environment.door.failed(route.caller, self._loop.time()) and route.offered
+
+    def _abandoned(self, environment: _Environment, route: _Route) -> None:
+        """A harness does not wait for the answer."""
+        now = self._loop.time()
+        if not route.answered and route.tried_at is not None and now - route.tried_at < ABANDONED_SECONDS:
+            environment.door.failed(route.caller, now)
+
     def _forward_to_harness(
-        self, environment: _Environment, route: _Route, harness: Harness, message: bytes
+        self, environment: _Environment, route: _Route, harness: Harness, message: bytes | memoryview
     ) -> None:
         self._count(message)
         if not harness.socket.send(message):
@@ -228,11 +301,13 @@ class Router:
 
     # Harnesses -----------------------------------------------------------------------------------
 
-    def harness_opened(self, registration_id: str, key_digest: str, socket: Socket) -> Harness:
+    def harness_opened(
+        self, registration_id: str, key_digest: str, socket: Socket, caller: str = ""
+    ) -> Harness:
         """A harness has connected; its first frame says which stream it is."""
-        return Harness(registration_id, key_digest, socket)
+        return Harness(registration_id, key_digest, socket, caller)
 
-    def harness_frame(self, harness: Harness, message: bytes) -> None:
+    def harness_frame(self, harness: Harness, message: bytes | memoryview) -> None:
         """A message from a harness's socket."""
         environment = self._environments.get(harness.registration_id)
         try:
@@ -250,18 +325,64 @@ class Router:
             route = self._claim(environment, harness, frame)
             if route is None:
                 return
-        if type(frame.body) is Handshake:
-            route.offered = frame.acknowledges
+        if type(frame.body) is Handshake and not self._let_try(environment, route, harness, frame):
+            return
         self._forward_to_environment(environment, route, harness, message)
         if type(frame.body) is Reset:
+            self._abandoned(environment, route)
             self._drop(environment, route)
+
+    def _let_try(self, environment: _Environment, route: _Route, harness: Harness, frame: Frame) -> bool:
+        """Whether a handshake is passed on."""
+        if route.answered:
+            return True
+        now, refused = self._loop.time(), None
+        if not environment.door.may_try(harness.caller, now):
+            refused = HANDSHAKES_PAUSED
+        elif route.tried_at is None and self._is_full(environment, harness.caller):
+            refused = TOO_MANY_STREAMS
+        if refused is not None:
+            self._reset(harness.socket, route.stream_id, refused)
+            self._drop(environment, route)
+            return False
+        route.offered = frame.acknowledges
+        if route.tried_at is None:
+            route.tried_at = now
+            self._stop_opening(route)
+            route.opening = self._loop.call_later(ANSWER_SECONDS, self._not_opened, environment, route)
+        return True
+
+    def _is_full(self, environment: _Environment, caller: str) -> bool:
+        """Whether the environment has as many streams as it may have, or as many of this caller."""
+        taken = [
+            route.caller
+            for route in environment.routes.values()
+            if route.answered or route.tried_at is not None
+        ]
+        return len(taken) >= MAX_STREAMS or taken.count(caller) >= CALLER_STREAMS
+
+    def _not_opened(self, environment: _Environment, route: _Route) -> None:
+        """There was no handshake in time, or no answer to it."""
+        route.opening = None
+        if environment.routes.get(route.stream_id) is not route:
+            return
+        harness = route.harness
+        self._end_both(environment, route, "there was no handshake in time")
+        if harness is not None:
+            harness.socket.close(POLICY, "there was no handshake in time")
 
     def _claim(self, environment: _Environment, harness: Harness, frame: Frame) -> _Route | None:
         """The first frame of a stream on a socket: a new stream, or one that comes back."""
         body = frame.body
         if type(body) is not Resume and type(body) is not Handshake:
-            if harness.route is None and type(body) is not Reset:
+            if harness.route is None and not harness.begun:
                 harness.socket.close(POLICY, "a stream begins with `resume` or `handshake`")
+            return None
+        harness.begun = True
+        if not _is_sane(frame.stream_id):
+            harness.socket.close(
+                POLICY, "a stream's id is at most 256 bytes, none of them control characters"
+            )
             return None
         known = environment.routes.get(frame.stream_id)
         if known is not None and not (
@@ -272,15 +393,21 @@ class Router:
         ):
             self._reset(harness.socket, frame.stream_id, "stream_replaced")
             return None
-        if harness.route is not None or (known is None and len(environment.routes) >= MAX_STREAMS):
+        if harness.route is not None:
             self._reset(harness.socket, frame.stream_id, "closed")
             return None
         if known is None:
-            route = environment.routes[frame.stream_id] = _Route(frame.stream_id, harness)
             # It goes on with a stream from before our time: only ends that acknowledge do.
-            route.acked = type(body) is Resume and (
-                body.next_seq > 0 or frame.ack not in (0, NOTHING_RECEIVED)
-            )
+            acked = type(body) is Resume and (body.next_seq > 0 or frame.ack not in (0, NOTHING_RECEIVED))
+            if self._is_full(environment, harness.caller) or (
+                not acked and self._claims_enough(environment, harness)
+            ):
+                self._reset(harness.socket, frame.stream_id, TOO_MANY_STREAMS)
+                return None
+            route = environment.routes[frame.stream_id] = _Route(frame.stream_id, harness)
+            route.acked = route.answered = acked
+            if not acked:
+                route.opening = self._loop.call_later(CLAIM_SECONDS, self._not_opened, environment, route)
         else:
             route = known
             before, route.harness = route.harness, harness
@@ -292,8 +419,14 @@ class Router:
         harness.route = route
         return route
 
+    def _claims_enough(self, environment: _Environment, harness: Harness) -> bool:
+        claims = 0
+        for route in environment.routes.values():
+            claims += not route.answered and route.tried_at is None and route.caller == harness.caller
+        return claims >= CALLER_CLAIMS
+
     def _forward_to_environment(
-        self, environment: _Environment, route: _Route, harness: Harness, message: bytes
+        self, environment: _Environment, route: _Route, harness: Harness, message: bytes | memoryview
     ) -> None:
         socket = environment.socket
         if socket is None:
@@ -314,9 +447,9 @@ class Router:
         if environment is None:
             return
         known = environment.routes.get(stream_id)
-        if known is None and len(environment.routes) < MAX_STREAMS:
+        if known is None and not self._is_full(environment, harness.caller):
             route = environment.routes[stream_id] = _Route(stream_id, harness)
-            route.acked = True
+            route.acked = route.answered = True
             harness.route = route
         elif known is not None and known.harness is not harness and known.key_digest == harness.key_digest:
             known.harness, harness.route = harness, known
@@ -334,11 +467,21 @@ class Router:
             return
         route.harness = None
         self._end_slow(environment, route)
+        self._abandoned(environment, route)
         if route.acked:
             self._expire_later(harness.registration_id, environment, route)
         else:
             self._end_at_environment(environment, route, "harness_disconnected")
             self._forget_if_idle(harness.registration_id, environment)
+
+    def harness_revoked(self, harness: Harness) -> None:
+        """The key it came with is revoked: its stream ends at once, also one that could go on."""
+        environment, route = self._environments.get(harness.registration_id), harness.route
+        if environment is not None and route is not None and route.harness is harness:
+            self._end_at_environment(environment, route, "harness_disconnected")
+            self._reset(harness.socket, route.stream_id, KEY_REVOKED)
+            harness.route = None
+        harness.socket.close(POLICY, "the key was revoked")
 
     # Flow ----------------------------------------------------------------------------------------
 
@@ -387,6 +530,7 @@ class Router:
 
     def _drop(self, environment: _Environment, route: _Route, *, keep_harness: bool = False) -> None:
         self._stop_expiry(route)
+        self._stop_opening(route)
         self._end_slow(environment, route)
         if environment.routes.get(route.stream_id) is route:
             del environment.routes[route.stream_id]
@@ -411,6 +555,11 @@ class Router:
             route.expiry.cancel()
             route.expiry = None
 
+    def _stop_opening(self, route: _Route) -> None:
+        if route.opening is not None:
+            route.opening.cancel()
+            route.opening = None
+
     def _forget_if_idle(self, registration_id: str, environment: _Environment) -> None:
         if environment.socket is None and not environment.routes:
             self._environments.pop(registration_id, None)
@@ -419,7 +568,7 @@ class Router:
         self.resets += 1
         socket.send(encode(Frame(stream_id, Reset(reason))))
 
-    def _count(self, message: bytes) -> None:
+    def _count(self, message: bytes | memoryview) -> None:
         self.frames += 1
         self.bytes += len(message)
 
@@ -442,6 +591,10 @@ class Router:
             for registration_id, environment in self._environments.items()
         }
 
+    def registrations(self) -> set[str]:
+        """Those that have a socket, or streams that wait for one."""
+        return set(self._environments)
+
     @property
     def online(self) -> int:
         return sum(environment.socket is not None for environment in self._environments.values())
@@ -449,3 +602,8 @@ class Router:
     @property
     def stream_count(self) -> int:
         return sum(len(environment.routes) for environment in self._environments.values())
+
+
+def _is_sane(stream_id: str) -> bool:
+    """Whether an id can be kept and shown: short, and without control characters."""
+    return len(stream_id.encode()) <= MAX_STREAM_ID_BYTES and stream_id.isprintable()

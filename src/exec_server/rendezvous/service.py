@@ -10,13 +10,24 @@ from typing import Any, Final
 from uuid import uuid4
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from .. import log
 from ..loop import Loop
 from ..relay.keys import BadKey, PublicKey
 from ..relay.registry import SECURITY_PROFILE
+from .revocation import Revocations
 from .router import Router
-from .store import SUPERSEDED_KEPT, ApiKey, Registered, Role, Store, digest_of
+from .store import (
+    ALL_TENANTS,
+    SUPERSEDED_KEPT,
+    ApiKey,
+    Registered,
+    Role,
+    Store,
+    StoreUnavailable,
+    digest_of,
+)
 from .throttle import Throttle
 from .tickets import BadTicket, EnvironmentTicket, HarnessTicket, Signer, key_digest
 
@@ -24,6 +35,30 @@ __all__ = ["Presence", "Refused", "Rendezvous", "Settings"]
 
 ENVIRONMENT_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 MAX_AUTHORIZATION_CHARACTERS: Final = 4096
+
+WRONG_TOKENS_PER_SECOND: Final = 1.0
+WRONG_TOKENS_AT_ONCE: Final = 20.0
+"""From one address. Beyond, tokens that were never right are not even looked up."""
+
+RIGHT_TOKENS_KEPT: Final = 20_000
+"""Digests of tokens that were right, which an address full of wrong ones does not hold up."""
+
+SEEN_SECONDS: Final = 60.0
+"""How exact it is when an environment was seen; it is written down."""
+
+NEVER_CONNECTED_SECONDS: Final = 60.0
+OFFLINE_SECONDS: Final = 24 * 3600.0
+"""Since when a registration that is not connected makes room for a new one, when its tenant has no more: it
+never was connected, or it was."""
+
+TROUBLE_SECONDS: Final = 60.0
+"""Between two lines in the log about the same trouble."""
+
+HEALTH_SECONDS: Final = 1.0
+"""For how long the answer about our health is good; asking for it costs a write."""
+
+
+UNAVAILABLE: Final = "the rendezvous cannot reach what it remembers; try again"
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -70,14 +105,20 @@ class Rendezvous:
         presence: Presence,
         settings: Settings,
         clock: Callable[[], float] = time.time,
+        revocations: Revocations | None = None,
     ) -> None:
         self._loop = loop
+        self._revocations: Revocations | frozenset[str] = revocations or frozenset()
         self._store = store
         self._signer = signer
         self._presence = presence
         self._settings = settings
         self._clock = clock
         self._throttle = Throttle(settings.calls_per_second, settings.calls_at_once)
+        self._wrong_tokens = Throttle(WRONG_TOKENS_PER_SECOND, WRONG_TOKENS_AT_ONCE)
+        self._right_tokens: set[bytes] = set()
+        self._health: tuple[float, str | None] = (0.0, None)
+        self._quiet_until = 0.0
         self.router = router
         self.closing = False
         self.calls: dict[tuple[str, int], int] = {}
@@ -85,15 +126,22 @@ class Rendezvous:
 
     # Who asks ------------------------------------------------------------------------------------
 
-    async def authenticate(self, authorization: str | None, *roles: Role) -> ApiKey:
-        """The key behind an Authorization header, if it may do this."""
+    async def authenticate(self, authorization: str | None, *roles: Role, address: str = "") -> ApiKey:
+        """The key behind an Authorization header, if it may do this. `address` is where it comes from."""
         scheme, _, secret = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
             raise Refused(401, "unauthorized", "a bearer token is needed: `exec-server rendezvous key add`")
         digest = digest_of(secret.strip())
+        if digest not in self._right_tokens and self._wrong_tokens.empty(address, self._loop.time()):
+            raise Refused(429, "rate_limited", "too many wrong tokens from this address; wait a moment")
         key = await self._store.key(digest)
         if key is None or not hmac.compare_digest(key.digest, digest) or key.revoked is not None:
+            self._right_tokens.discard(digest)
+            self._wrong_tokens.allow(address, self._loop.time())
             raise Refused(401, "unauthorized", "the bearer token is unknown or was revoked")
+        if len(self._right_tokens) >= RIGHT_TOKENS_KEPT:
+            self._right_tokens.clear()
+        self._right_tokens.add(digest)
         if key.role not in roles:
             raise Refused(
                 403, "forbidden", f"the key {key.name!r} has the role {key.role}, which may not do this"
@@ -101,6 +149,39 @@ class Rendezvous:
         if not self._throttle.allow(key.name, self._loop.time()):
             raise Refused(429, "rate_limited", "too many calls with this key; wait a moment")
         return key
+
+    async def _is_revoked(self, key_id: str) -> bool:
+        """Whether what is bound to the key of that id is no longer worth anything."""
+        if not key_id or key_id in self._revocations:
+            return True
+        key = await self._store.key(bytes.fromhex(key_id))
+        return key is None or key.revoked is not None
+
+    def unavailable(self, error: StoreUnavailable, operation: str | None = None) -> Refused:
+        """What is answered while the store cannot be used; logged now and then while it lasts."""
+        now = self._loop.time()
+        if now >= self._quiet_until:
+            log.error("cannot answer calls", reason=str(error))
+            self._quiet_until = now + TROUBLE_SECONDS
+        if operation == "register":
+            # The one answer upon which the reference's executor tries again instead of ending.
+            return Refused(502, "authentication_service_unavailable", UNAVAILABLE)
+        return Refused(503, "unavailable", UNAVAILABLE)
+
+    async def health(self) -> str | None:
+        """What is wrong with us, if anything is."""
+        if self.closing:
+            return "closing"
+        now = self._loop.time()
+        if now >= self._health[0]:
+            try:
+                await self._store.check()
+            except StoreUnavailable as error:
+                self.unavailable(error)
+                self._health = now + HEALTH_SECONDS, str(error)
+            else:
+                self._health = now + HEALTH_SECONDS, None
+        return self._health[1]
 
     # The three calls -----------------------------------------------------------------------------
 
@@ -114,7 +195,10 @@ class Rendezvous:
         for _ in range(3):
             old = await self._store.registration(key.tenant, environment)
             if old is not None and hmac.compare_digest(old.key_digest, digest):
-                return self._registered(old, base)
+                bound = replace(old, api_key=key.id)
+                if bound == old or await self._store.put_registration(bound, old):
+                    return self._registered(bound, base)
+                continue
             new = await self._replacement(key, environment, executor, digest, old)
             if await self._store.put_registration(new, old):
                 if old is not None:
@@ -135,8 +219,30 @@ class Rendezvous:
             others = (other for other in old.superseded if other != digest)
             superseded = (old.key_digest, *others)[:SUPERSEDED_KEPT]
         elif await self._store.count(key.tenant) >= self._settings.environments_per_tenant:
-            raise Refused(403, "quota_exceeded", "this tenant has as many environments as it may have")
-        return Registered(str(uuid4()), key.tenant, environment, executor, digest, self._clock(), superseded)
+            await self._make_room(key.tenant)
+        return Registered(
+            str(uuid4()), key.tenant, environment, executor, digest, self._clock(), superseded, key.id
+        )
+
+    async def _make_room(self, tenant: str) -> None:
+        """Forget the environment of a tenant that has been away for longest, if it has been away for long."""
+        now = self._clock()
+        of_tenant = [found for found in await self._store.registrations() if found.tenant == tenant]
+        for old in sorted(of_tenant, key=lambda found: found.seen or found.created):
+            since, patience = (
+                (old.seen, OFFLINE_SECONDS) if old.seen else (old.created, NEVER_CONNECTED_SECONDS)
+            )
+            if now - since <= patience or await self._presence.is_online(old.id):
+                continue
+            if await self._store.remove_registration(old):
+                log.info("a registration made room for another", environment=old.environment, tenant=tenant)
+                return
+        raise Refused(
+            403,
+            "quota_exceeded",
+            f"this tenant has as many environments as it may have ({len(of_tenant)});"
+            " `exec-server rendezvous environment rm` removes one",
+        )
 
     def _registered(self, registration: Registered, base: str) -> dict[str, Any]:
         return {
@@ -154,17 +260,18 @@ class Rendezvous:
             registration = await self._store.registration(key.tenant, environment)
         if registration is None:
             raise Refused(404, "environment_not_found", "there is no such environment")
-        if not await self._presence.is_online(registration.id):
+        online = await self._presence.is_online(registration.id)
+        if not online or await self._is_revoked(registration.api_key):
             raise Refused(409, "environment_offline", "the environment is not connected")
         digest, now = key_digest(harness), self._clock()
         return {
             "environment_id": environment,
-            "url": base + self._signer.harness_path(environment, registration.id, digest, now),
+            "url": base + self._signer.harness_path(environment, registration.id, digest, now, key.id),
             "security_profile": SECURITY_PROFILE,
             "executor_registration_id": registration.id,
             "executor_public_key": registration.key,
             "harness_key_authorization": self._signer.authorization(
-                registration.tenant, registration.id, digest, now
+                registration.tenant, registration.id, digest, now, key.id
             ),
         }
 
@@ -185,6 +292,8 @@ class Rendezvous:
             )
         except BadTicket:
             return {"valid": False}
+        if await self._is_revoked(authorization.caller):
+            return {"valid": False}
         return {"valid": await self._store.use_once(f"a:{authorization.nonce}", authorization.expires)}
 
     # Connections ---------------------------------------------------------------------------------
@@ -200,16 +309,27 @@ class Rendezvous:
         registration = await self._store.registration_by_id(ticket.registration_id)
         if registration is None:
             raise Refused(409, "superseded", "the registration is no longer current")
-        if isinstance(ticket, HarnessTicket) and not await self._store.use_once(
-            f"u:{ticket.nonce}", ticket.expires
-        ):
+        if isinstance(ticket, EnvironmentTicket):
+            ticket = replace(ticket, caller=registration.api_key)
+        if await self._is_revoked(ticket.caller):
+            raise Refused(401, "unauthorized", "the key that this URL was given to was revoked")
+        if isinstance(ticket, EnvironmentTicket):
+            await self._seen(registration)
+        elif not await self._store.use_once(f"u:{ticket.nonce}", ticket.expires):
             raise Refused(401, "unauthorized", "the URL was used before")
+        if ticket.caller in self._revocations:  # since it was looked up; from here on it is found and cut
+            raise Refused(401, "unauthorized", "the key that this URL was given to was revoked")
         return ticket
+
+    async def _seen(self, registration: Registered) -> None:
+        now = self._clock()
+        if abs(now - registration.seen) > SEEN_SECONDS:
+            await self._store.put_registration(replace(registration, seen=now), registration)
 
     # Looking -------------------------------------------------------------------------------------
 
-    async def listing(self) -> list[dict[str, Any]]:
-        """Every environment and its streams on this node. No keys, no tickets."""
+    async def listing(self, key: ApiKey) -> list[dict[str, Any]]:
+        """Every environment an admin's key is for, and its streams on this node. No keys, no tickets."""
         streams = self.router.streams()
         return [
             {
@@ -221,7 +341,18 @@ class Rendezvous:
                 "streams": streams.get(registration.id, []),
             }
             for registration in await self._store.registrations()
+            if key.tenant in (ALL_TENANTS, registration.tenant)
         ]
+
+    async def remove(self, key: ApiKey, tenant: str, environment: str) -> dict[str, Any]:
+        """Forget an environment. One that is still there registers again, unless its key is revoked."""
+        if key.tenant not in (ALL_TENANTS, tenant):
+            raise Refused(403, "forbidden", f"the key {key.name!r} is not for the tenant {tenant!r}")
+        registration = await self._store.registration(tenant, environment)
+        if registration is None or not await self._store.remove_registration(registration):
+            raise Refused(404, "environment_not_found", "there is no such environment")
+        await self._presence.supersede(registration.id)
+        return {"removed": registration.id}
 
 
 def _check_environment(environment: str) -> None:

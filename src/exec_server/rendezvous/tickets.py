@@ -30,6 +30,8 @@ class EnvironmentTicket(Struct, frozen=True):
     """Who may be the environment of a registration: reusable while that is current."""
 
     registration_id: str
+    caller: str = ""
+    """The id of the API key that it was registered with; not in the ticket, which outlives keys."""
 
 
 class HarnessTicket(Struct, frozen=True):
@@ -39,6 +41,8 @@ class HarnessTicket(Struct, frozen=True):
     key_digest: str
     nonce: str
     expires: float
+    caller: str = ""
+    """The id of the API key that asked for it."""
 
 
 class Authorization(Struct, frozen=True):
@@ -46,6 +50,7 @@ class Authorization(Struct, frozen=True):
 
     nonce: str
     expires: float
+    caller: str = ""
 
 
 def key_digest(key: Mapping[str, str]) -> str:
@@ -65,11 +70,14 @@ class Signer:
         query = {"role": "environment", "reg": registration_id}
         return _path(environment, query | {"sig": self._sign("environment", environment, registration_id)})
 
-    def harness_path(self, environment: str, registration_id: str, digest: str, now: float) -> str:
+    def harness_path(
+        self, environment: str, registration_id: str, digest: str, now: float, caller: str = ""
+    ) -> str:
         """Path and query of a harness's WebSocket, for one connection."""
         nonce, expires = secrets.token_urlsafe(16), str(int(now + LIFETIME))
         query = {"role": "harness", "reg": registration_id, "hk": digest, "exp": expires, "n": nonce}
-        signature = self._sign("harness", environment, registration_id, digest, expires, nonce)
+        query["by"] = caller
+        signature = self._sign("harness", environment, registration_id, digest, expires, nonce, caller)
         return _path(environment, query | {"sig": signature})
 
     def read_path(
@@ -83,27 +91,31 @@ class Signer:
         if query.get("role") != "harness":
             raise BadTicket("the role is neither environment nor harness")
         digest, nonce, expires = query.get("hk", ""), query.get("n", ""), query.get("exp", "")
-        self._check(given, "harness", environment, registration_id, digest, expires, nonce)
+        caller = query.get("by", "")
+        self._check(given, "harness", environment, registration_id, digest, expires, nonce, caller)
         if now > float(expires):
             raise BadTicket("the URL has expired")
-        return HarnessTicket(registration_id, digest, nonce, float(expires))
+        return HarnessTicket(registration_id, digest, nonce, float(expires), caller)
 
-    def authorization(self, tenant: str, registration_id: str, digest: str, now: float) -> str:
-        """Binds a harness key to a registration, for one stream."""
+    def authorization(
+        self, tenant: str, registration_id: str, digest: str, now: float, caller: str = ""
+    ) -> str:
+        """Binds a harness key and whoever asked to a registration, for one stream."""
         nonce, expires = secrets.token_urlsafe(16), str(int(now + LIFETIME))
-        signature = self._sign("authorization", tenant, registration_id, digest, expires, nonce)
-        return f"{expires}.{nonce}.{signature}"
+        signature = self._sign("authorization", tenant, registration_id, digest, expires, nonce, caller)
+        return f"{expires}.{nonce}.{caller}.{signature}"
 
     def read_authorization(
         self, text: str, tenant: str, registration_id: str, digest: str, now: float
     ) -> Authorization:
         """Check one that an environment brings."""
         expires, _, rest = text.partition(".")
-        nonce, _, given = rest.partition(".")
-        self._check(given, "authorization", tenant, registration_id, digest, expires, nonce)
+        nonce, _, rest = rest.partition(".")
+        caller, _, given = rest.partition(".")
+        self._check(given, "authorization", tenant, registration_id, digest, expires, nonce, caller)
         if now > float(expires):
             raise BadTicket("the authorization has expired")
-        return Authorization(nonce, float(expires))
+        return Authorization(nonce, float(expires), caller)
 
     def _sign(self, *parts: str) -> str:
         """Parts with their lengths, so that no two lists of them look alike."""

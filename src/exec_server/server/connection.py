@@ -57,6 +57,8 @@ class Connection:
         self.server = server
         self.channel = channel
         self.session: Session | None = None
+        self.heard = server.loop.time()
+        """When the last request was begun."""
         self.initialized = False
         self.lifecycle_events = False
         self.binary_output = False
@@ -195,10 +197,11 @@ class Connection:
         self.channel.send(encode_error(request.id, error))
 
     def _run(self, request: Request, method: dispatch.Method, size: int) -> None:
-        started = self.server.loop.time()
+        self.heard = started = self.server.loop.time()
         try:
             given = {} if request.params is None and method.without_params else request.params
-            params: Any = decode_params(given, method.params)
+            kind = method.params
+            params: Any = decode_params(given, kind) if isinstance(kind, type) else kind(given)
             if method.family is not None:
                 self._check_handshake(method.family)
             result = method.run(self, params)

@@ -19,7 +19,8 @@ __all__ = ["Method", "find", "load_next"]
 class Method(Struct, frozen=True):
     """How a request is decoded, checked and done."""
 
-    params: type
+    params: type | Callable[[Any], Any]
+    """The type msgspec makes of them, or a table (wire/checks.py) where the words of complaints matter."""
     run: Callable[[Connection, Any], Any]
     """Gives the result, or a Pending of it."""
     family: str | None
@@ -49,9 +50,6 @@ _FAMILIES: Final = {
 _INITIALIZE: Final = Method(
     InitializeParams, lambda connection, params: connection.initialize(params), family=None
 )
-_NOT_AHEAD: Final = frozenset({"files", "capabilities"})
-"""Hold a descriptor from their import on, which a server that is asked for no files does without."""
-
 _methods: dict[str, Method] = {"initialize": _INITIALIZE}
 _loaded: set[str] = set()
 
@@ -73,7 +71,7 @@ def load_next() -> bool:
     A call that comes when no more files can be opened finds its family there.
     """
     for module in _FAMILIES.values():
-        if module not in _loaded and module not in _NOT_AHEAD:
+        if module not in _loaded:
             _load(module)
             return True
     return False

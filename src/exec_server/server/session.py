@@ -3,7 +3,7 @@
     ATTACHED <-> DETACHED -> EXPIRED
 
 Only a detached session can be resumed; one that waits longer than `detach_ttl` expires, and everything
-it ever started is killed.
+it ever started is killed. Until then it keeps what has ended, too: `retention` counts with a connection.
 """
 
 from __future__ import annotations
@@ -46,14 +46,17 @@ class Session:
     def __init__(self, session_id: str, machine: ProcessMachine) -> None:
         self.id = session_id
         self.state = SessionState.ATTACHED
-        self.processes = ProcessTable(machine)
         self.connection: Connection | None = None
+        self.processes = ProcessTable(machine, self._heard)
         self.expiry: Timer | None = None
 
     def become(self, state: SessionState) -> None:
         if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"session {self.id} cannot go from {self.state.value} to {state.value}")
         self.state = state
+
+    def _heard(self) -> float:
+        return float("-inf") if self.connection is None else self.connection.heard
 
 
 class SessionRegistry:
@@ -91,6 +94,7 @@ class SessionRegistry:
         session.become(SessionState.ATTACHED)
         session.connection = connection
         session.processes.release_requested_output()
+        session.processes.owner_is_back()
         self._metrics.sessions_detached -= 1
         if session.expiry is not None:
             session.expiry.cancel()
@@ -111,6 +115,7 @@ class SessionRegistry:
         # that says what it has received.
         session.processes.guard_output()
         session.processes.release_output()
+        session.processes.owner_left()
         delay = self._machine.limits.detach_ttl
         session.expiry = self._machine.loop.call_later(delay, self._expire, session)
 

@@ -6,9 +6,17 @@ import re
 
 from msgspec import Struct
 
-__all__ = ["BadAddress", "Listen", "parse_listen"]
+__all__ = ["BadAddress", "Listen", "parse_listen", "without_password"]
 
 _SOCKET_ADDRESS = re.compile(r"(?:(\d{1,3}(?:\.\d{1,3}){3})|\[([0-9A-Fa-f:.]+(?:%\w+)?)\]):(\d{1,5})")
+
+
+_PASSWORD = re.compile(r"(://[^/?#:@]*:)[^/?#]*(?=@)")
+
+
+def without_password(url: str) -> str:
+    """A URL as messages, lists and logs show it."""
+    return _PASSWORD.sub(r"\1***", url, count=1)
 
 
 class BadAddress(ValueError):

@@ -21,6 +21,9 @@ __all__ = ["Answer", "Door", "Head", "Route"]
 MAX_HEAD_BYTES: Final = 16 * 1024
 """Longest request head. Browsers and proxies stop at half of this."""
 
+TLS_HANDSHAKE: Final = 0x16
+"""What the first byte of a TLS connection is, and of no HTTP request."""
+
 _UPGRADE_HEAD: Final = (
     b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: %b\r\n\r\n"
@@ -89,6 +92,10 @@ class Door(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
+        if self._received[0] == TLS_HANDSHAKE:
+            # Said in plain, so that whoever speaks TLS notices at once.
+            self._reply(Answer(400, "there is no TLS on this port: use ws:// or http://"), None, keep=False)
+            return
         while self._transport is not None and self._received:
             end = self._received.find(b"\r\n\r\n")
             if end > MAX_HEAD_BYTES or (end < 0 and len(self._received) > MAX_HEAD_BYTES):

@@ -14,6 +14,7 @@ from picows import WSFrame, WSListener, WSMsgType, WSTransport
 from picows import picows as compiled
 
 from ..limits import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Limits
+from .address import without_password
 from .channel import Receiver
 
 __all__ = ["ConnectFailed", "WebSocketChannel", "connect", "upgrade"]
@@ -93,6 +94,8 @@ class WebSocketChannel(WSListener):
         self._flush_planned = False
         self._over = False
         self._pinger: asyncio.TimerHandle | None = None
+        self.pinged_at = 0.0
+        """When the peer last asked whether we are there, on the loop's clock."""
 
     # What receivers use --------------------------------------------------------------------------
 
@@ -244,6 +247,7 @@ class WebSocketChannel(WSListener):
                 self._parts_size = 0
                 self._deliver(self._parts_type, message)
         elif kind == WSMsgType.PING:
+            self.pinged_at = asyncio.get_running_loop().time()
             transport.send_pong(frame.get_payload_as_bytes())
         elif kind == WSMsgType.CLOSE:
             self._over = True
@@ -373,8 +377,11 @@ async def connect(
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
     async def open_transport(factory: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        if secure:
+            _mend_complaints(loop)
         opened = await aiofastnet.create_connection(
-            asyncio.get_running_loop(),
+            loop,
             factory,
             parts.hostname,
             port,
@@ -383,7 +390,9 @@ async def connect(
         _watch_over(opened[0].get_extra_info("socket"))
         return opened
 
-    return await open_channel(url, parts.netloc, path, open_transport, receiver, limits, headers, timeout)
+    host = parts.netloc.rpartition("@")[2]
+    shown = without_password(url)
+    return await open_channel(shown, host, path, open_transport, receiver, limits, headers, timeout)
 
 
 async def open_channel(
@@ -396,7 +405,7 @@ async def open_channel(
     headers: dict[str, str],
     timeout: float,
 ) -> WebSocketChannel:
-    """The client's handshake over any transport."""
+    """The client's handshake over any transport. The URL is for messages."""
     from picows import WSError
 
     channel = WebSocketChannel(host, limits, server_side=False)
@@ -411,8 +420,10 @@ async def open_channel(
             await channel.opened
     except TimeoutError:
         _give_up(protocol)
+        secure = url.startswith("wss:")
+        hint = "; if it is served without TLS, its address begins with ws://" if secure else ""
         raise ConnectFailed(
-            f"timed out connecting to exec-server websocket `{url}` after {timeout:g}s"
+            f"timed out connecting to exec-server websocket `{url}` after {timeout:g}s{hint}"
         ) from None
     except (OSError, WSError, ValueError) as error:
         _give_up(protocol)
@@ -420,6 +431,9 @@ async def open_channel(
         status = None if response is None else int(response.status)
         body = getattr(error, "raw_body", None)
         text = f"HTTP {status} {bytes(body or b'').decode('utf-8', 'replace')}" if status else str(error)
+        if url.startswith("wss:") and _is_no_tls(error):
+            said = text or "it hung up"
+            text = f"there is no TLS on that port; does its address begin with ws://? ({said})"
         raise ConnectFailed(
             f"failed to connect to exec-server websocket `{url}`: {text.strip()}", status
         ) from None
@@ -428,6 +442,37 @@ async def open_channel(
         raise
     channel.attach(receiver)
     return channel
+
+
+def _is_no_tls(error: Exception) -> bool:
+    """Whether the peer of a TLS handshake did not take part in it."""
+    import ssl
+
+    if isinstance(error, ssl.SSLError):
+        return error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+    return isinstance(error, ConnectionResetError) and not str(error)
+
+
+def _mend_complaints(loop: asyncio.AbstractEventLoop) -> None:
+    """Keep a loop from complaining about a peer that ends a TLS handshake: we say so ourselves.
+
+    aiofastnet gives the loop a class where an exception belongs, at which asyncio's own complaint fails in
+    turn, with a page of text.
+    """
+    before = loop.get_exception_handler()
+    if getattr(before, "is_ours", False):
+        return
+
+    def complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if isinstance(context.get("exception"), type):
+            return
+        if before is None:
+            loop.default_exception_handler(context)
+        else:
+            before(loop, context)
+
+    complain.is_ours = True  # type: ignore[attr-defined]  # so that it is put there once
+    loop.set_exception_handler(complain)
 
 
 def _watch_over(socket: Any) -> None:

@@ -8,11 +8,14 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from .checks import Decoder, strings, uri, wrong_type
+
 __all__ = [
     "ConfigLayer",
     "ConfigLayers",
     "ConfigReadParams",
     "ConfigReadResult",
+    "decode_config_read",
     "select_paths",
     "write_toml",
 ]
@@ -24,6 +27,22 @@ class ConfigReadParams(Struct, rename="camel"):
     cwd: str
     config_paths: list[list[str]]
     requirements_paths: list[list[str]]
+
+
+def _paths(value: Any) -> list[list[str]]:
+    if type(value) is not list:
+        raise wrong_type(value, "a sequence")
+    return [strings(item) for item in value]
+
+
+decode_config_read: Final = Decoder(
+    ConfigReadParams,
+    "EnvironmentConfigReadParams",
+    ("cwd", "config_paths", "requirements_paths"),
+    cwd=uri,
+    config_paths=_paths,
+    requirements_paths=_paths,
+)
 
 
 class ConfigLayer(Struct, rename="camel"):

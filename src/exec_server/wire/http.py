@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from msgspec import Struct, ValidationError
+from msgspec import Struct
 
-from .errors import RpcError
-from .params import MAX_U64, U64
+from .checks import Decoder, boolean, one_of, optional, string, whole_number, wrong_type
+from .errors import RpcError, invalid_params
+from .files import BadBase64, decode_base64
 from .uri import parse as parse_file_uri
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "HttpUrl",
     "UnsupportedScheme",
     "UrlError",
+    "decode_request",
     "parse_url",
 ]
 
@@ -39,15 +41,50 @@ class HttpRequestParams(Struct, rename="camel", omit_defaults=True):
     url: str
     request_id: str
     headers: list[HttpRequestHeader] = []
-    body_base64: str | None = None
-    timeout_ms: U64 | None = None
+    body_base64: str | bytes | None = None
+    """Base64, or the bytes themselves if the message was read that far."""
+    timeout_ms: int | None = None
     """For the whole request, body included. None is no deadline, 0 has passed already."""
     redirect_policy: Literal["follow", "stop"] = "follow"
     stream_response: bool = False
 
-    def __post_init__(self) -> None:
-        if (self.timeout_ms or 0) > MAX_U64:
-            raise ValidationError("invalid number: more than 64 bits")
+
+_decode_header: Final = Decoder(
+    HttpRequestHeader,
+    "HttpHeader",
+    ("name", "value"),
+    name=string,
+    value=string,
+    value_env_var=optional(string),
+)
+
+
+def _headers(value: Any) -> list[HttpRequestHeader]:
+    if type(value) is not list:
+        raise wrong_type(value, "a sequence")
+    return [_decode_header(item) for item in value]
+
+
+def _base64(value: Any) -> bytes:
+    try:
+        return decode_base64(string(value))
+    except BadBase64 as error:
+        raise invalid_params(str(error)) from None
+
+
+decode_request: Final = Decoder(
+    HttpRequestParams,
+    "HttpRequestParams",
+    ("method", "url", "request_id"),
+    method=string,
+    url=string,
+    headers=_headers,
+    body_base64=optional(_base64),
+    timeout_ms=optional(whole_number("u64")),
+    request_id=string,
+    redirect_policy=one_of("follow", "stop"),
+    stream_response=boolean,
+)
 
 
 class HttpHeader(Struct, rename="camel"):

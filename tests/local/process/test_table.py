@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from exec_server.local.process.process import State
+from exec_server.local.process.table import ProcessTable
+from exec_server.testing import StillLoop
 from exec_server.wire.errors import RpcError
-from support.local import machine, spec
+from support.local import Ear, machine, spec
 from support.machine import gone, running, sleep_forever
 from support.wait import eventually_async
 
@@ -31,6 +34,77 @@ def test_an_id_is_taken_from_the_start_until_the_retention_is_over() -> None:
             await again.wait(State.CLOSED)
 
     asyncio.run(run())
+
+
+def on_a_still_clock(work: Callable[[StillLoop], Awaitable[None]]) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, StillLoop)
+        await work(loop)
+
+    with asyncio.Runner(loop_factory=StillLoop) as runner:
+        runner.run(run())
+
+
+async def closed(table: ProcessTable, ear: Ear, process_id: str) -> None:
+    process = table.start(process_id, spec("echo", "x"), ear)
+    await process.wait(State.CLOSED)
+    table.forget_later(process)
+
+
+async def later(loop: StillLoop, seconds: float) -> None:
+    """Let time pass in steps, as it does."""
+    for _ in range(20):
+        loop.advance(seconds / 20)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def test_the_retention_does_not_run_while_the_owner_is_away() -> None:
+    async def run(loop: StillLoop) -> None:
+        async with machine(retention=30, detach_ttl=3600) as (table, ear, _):
+            await closed(table, ear, "before")
+            await later(loop, 20)
+            table.owner_left()
+            await closed(table, ear, "away")
+            await later(loop, 3000)
+            assert [process.id for process in table] == ["before", "away"]
+            table.owner_is_back()
+            await later(loop, 29)
+            assert [process.id for process in table] == ["before", "away"]
+            await later(loop, 2)
+            assert list(table) == []
+
+    on_a_still_clock(run)
+
+
+def test_what_an_owner_may_not_know_is_kept_until_it_is_heard_or_missed() -> None:
+    async def run(loop: StillLoop) -> None:
+        heard = loop.time()
+        async with machine(retention=30, detach_ttl=300) as (_, ear, made):
+            table = ProcessTable(made, lambda: heard)
+            table.expect_acknowledgements(True)
+            await closed(table, ear, "p")
+            heard = loop.time() + 0.1  # on its way when it was told
+            await later(loop, 31)
+            assert table.get("p") is not None
+            heard = loop.time()
+            await later(loop, 31)
+            assert table.get("p") is None
+
+            await closed(table, ear, "q")
+            await later(loop, 31)
+            assert table.get("q") is not None
+            await closed(table, ear, "q")  # who wants the id again is there, and its time is over
+            with pytest.raises(RpcError, match="process q already exists"):
+                table.start("q", spec("true"), ear)
+            await later(loop, 320)
+            assert table.get("q") is not None
+            await later(loop, 60)
+            assert table.get("q") is None  # it is there and has nothing to say
+            table.kill_all()
+
+    on_a_still_clock(run)
 
 
 def test_retention_has_a_bound() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from ... import log
 from ...loop import Pending, resolved
@@ -26,11 +27,23 @@ ON_REQUEST = "request"
 """Output is held because the client asked for it."""
 
 
-class ProcessTable:
-    """Ids are the owner's; each stays taken until some time after its process has closed."""
+CERTAIN_SECONDS: Final = 5.0
+"""Who is heard this long after a process has closed was told so: nothing stays on a line for longer."""
 
-    def __init__(self, machine: ProcessMachine) -> None:
+
+class ProcessTable:
+    """Ids are the owner's; each stays taken until some time after its process has closed.
+
+    That time does not run while the owner is away. Where nothing is `heard` of an owner that says what it has
+    received, its connection may have broken, and nobody knows yet: for it, a closed process is kept for as
+    long again as a session without a connection.
+    """
+
+    def __init__(self, machine: ProcessMachine, heard: Callable[[], float] = lambda: float("inf")) -> None:
         self._machine = machine
+        self._heard = heard
+        """When the owner was last heard, on the loop's clock."""
+        self._away = False
         self._tags: SessionTags | None = None
         """Taken with the first process: who never starts one has nothing to look for at the end."""
         self._processes: dict[str, ManagedProcess] = {}
@@ -49,9 +62,9 @@ class ProcessTable:
 
     def start(self, process_id: str, spec: SpawnSpec, listener: Listener) -> ManagedProcess:
         """Take the id and begin to start; `started` of what is returned settles when it runs or cannot."""
-        if process_id in self._processes:
-            raise invalid_request(f"process {process_id} already exists")
         machine = self._machine
+        if process_id in self._processes and not self._forget_if_over(process_id):
+            raise invalid_request(f"process {process_id} already exists")
         limit = machine.limits.max_processes
         if limit is not None and sum(process.live for process in self._processes.values()) >= limit:
             raise invalid_request(f"process limit reached ({limit})")
@@ -102,19 +115,60 @@ class ProcessTable:
             or self._retained_bytes > limits.retained_closed_output
         ):
             self._forget_oldest()
+        self._plan_forgetting(limits.retention)
+
+    def owner_left(self) -> None:
+        """Nobody can ask for what has closed, so the time to do so does not run."""
+        self._away = True
+
+    def owner_is_back(self) -> None:
+        """The time to ask for what has closed begins anew."""
+        self._away = False
+        retention = self._machine.limits.retention
+        over = self._machine.loop.time() + retention
+        self._retained = deque((over, process) for _, process in self._retained)
+        if self._retained:
+            self._plan_forgetting(retention)
+
+    def _plan_forgetting(self, delay: float) -> None:
         if not self._forgetting:
             self._forgetting = True
-            self._machine.loop.call_later(limits.retention, self._forget_due)
+            self._machine.loop.call_later(delay, self._forget_due)
 
     def _forget_due(self) -> None:
         """Forget everybody whose time is over, and come back for the next."""
+        self._forgetting = False
+        if self._away:
+            return
+        limits = self._machine.limits
         now = self._machine.loop.time()
         # A loop's clock may be some milliseconds coarse.
         while self._retained and self._retained[0][0] <= now + 0.01:
+            over = self._retained[0][0]
+            if self._may_not_know(over - limits.retention) and now < over + limits.detach_ttl:
+                # If its connection is broken we may learn of that in time, and then this one is kept.
+                self._plan_forgetting(max(limits.retention, CERTAIN_SECONDS))
+                return
             self._forget_oldest()
-        self._forgetting = bool(self._retained)
         if self._retained:
-            self._machine.loop.call_later(self._retained[0][0] - now, self._forget_due)
+            self._plan_forgetting(self._retained[0][0] - now)
+
+    def _may_not_know(self, told: float) -> bool:
+        """Whether who comes back for what it has missed may have missed what it was told then."""
+        return self._acknowledging and self._heard() < told + CERTAIN_SECONDS
+
+    def _forget_if_over(self, process_id: str) -> bool:
+        """Whether an id is free, since its time is over and its owner, who wants it again, is there."""
+        now = self._machine.loop.time()
+        for over, process in self._retained:
+            if process.id == process_id and self._processes.get(process_id) is process:
+                if over > now + 0.01:
+                    return False
+                self._retained.remove((over, process))
+                self._retained_bytes -= process.log.retained_bytes
+                self.forget(process)
+                return True
+        return False
 
     def _forget_oldest(self) -> None:
         _, process = self._retained.popleft()

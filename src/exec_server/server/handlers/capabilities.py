@@ -16,7 +16,8 @@ from ...loop import Pending
 from ...wire import capabilities as wire
 from ...wire.errors import RpcError, invalid_request
 from ..connection import Connection
-from .files import files_of, method
+from ..dispatch import Method
+from .files import files_of
 
 __all__ = ["METHODS"]
 
@@ -70,6 +71,6 @@ def _discover_user(connection: Connection, params: wire.UserParams) -> Pending[A
 
 
 METHODS: Final = {
-    "capabilityRoots/discoverV1": method(FAMILY, wire.decode_roots, _discover_roots),
-    "capabilities/discoverV2": method(FAMILY, wire.decode_user, _discover_user),
+    "capabilityRoots/discoverV1": Method(wire.decode_roots, _discover_roots, FAMILY),
+    "capabilities/discoverV2": Method(wire.decode_user, _discover_user, FAMILY),
 }

@@ -6,7 +6,7 @@ from typing import Final
 
 from ...local.config import read_environment_config
 from ...loop import Pending
-from ...wire.config import ConfigReadParams, ConfigReadResult
+from ...wire.config import ConfigReadParams, ConfigReadResult, decode_config_read
 from ..connection import Connection
 from ..dispatch import Method
 
@@ -18,4 +18,4 @@ def read(connection: Connection, params: ConfigReadParams) -> Pending[ConfigRead
     return connection.server.files_worker.run(read_environment_config, params)
 
 
-METHODS: Final = {"environmentConfig/read": Method(ConfigReadParams, read, "environment config")}
+METHODS: Final = {"environmentConfig/read": Method(decode_config_read, read, "environment config")}

@@ -9,7 +9,7 @@ from ...local.http import Exchange
 from ...loop import Pending
 from ...wire.envelope import encode_notification
 from ...wire.errors import invalid_params
-from ...wire.http import HttpBodyDelta, HttpRequestParams, HttpRequestResult
+from ...wire.http import HttpBodyDelta, HttpRequestParams, HttpRequestResult, decode_request
 from ..connection import Connection
 from ..dispatch import Method
 
@@ -73,4 +73,4 @@ async def _perform(
         await exchange.close()
 
 
-METHODS: Final = {"http/request": Method(HttpRequestParams, request, "http")}
+METHODS: Final = {"http/request": Method(decode_request, request, "http")}
