@@ -22,7 +22,7 @@ from collections.abc import Callable
 libc = ctypes.CDLL(None, use_errno=True)
 FREE = "FREE" in os.environ
 """There is no sandbox: whoever is root must not do to this machine what is tried in one."""
-NEW_NS, NEW_USER, NEW_PID = 0x00020000, 0x10000000, 0x20000000
+NEW_NS, NEW_USER, NEW_PID, NEW_CGROUP = 0x00020000, 0x10000000, 0x20000000, 0x02000000
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 ARCHITECTURE = os.uname().machine
 CALLS = {
@@ -367,6 +367,23 @@ def user_namespace(workspace: str, outside: str) -> str:
             continue
         return path
     raise PermissionError(f"nothing to be written after {done} mounts")
+
+
+def new_file_system(workspace: str) -> str:
+    """Mount something of the kernel's, such as its groups of processes, as root of a user namespace."""
+    if FREE:
+        check(libc.unshare(NEW_NS), "unshare")
+        mount(None, "/", None, MS_REC | MS_PRIVATE)
+    else:
+        libc.unshare(NEW_USER | NEW_NS | NEW_CGROUP)  # where that fails, what follows does too
+    for kind in ("tmpfs",) if FREE else ("tmpfs", "cgroup2", "cgroup", "sysfs", "proc", "mqueue"):
+        try:
+            mount(kind, workspace, kind, 0)
+        except OSError as error:
+            reason = error
+            continue
+        return kind
+    raise reason
 
 
 def kernel_settings() -> str:

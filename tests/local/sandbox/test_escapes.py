@@ -339,6 +339,37 @@ def test_the_kernel(peer: WebSocketPeer, name: str) -> None:
     assert not escaped(attempt(peer, read_only(), name))
 
 
+def test_new_file_systems(peer: WebSocketPeer, backend: str, tmp_path: Path) -> None:
+    """Whoever can mount gets at the host's groups of processes: their limits, and the others in them."""
+    place = Place(tmp_path)
+    free = escaped(attempt(peer, None, "new_file_system", place.workspace))
+    assert free or os.geteuid() != 0
+    for sandbox in (read_only(), read_only(network=True), place.sandbox(backend)):
+        assert not escaped(attempt(peer, sandbox, "new_file_system", place.workspace))
+
+
+def test_a_repository_behind_a_worktree(servers: Callable[[str], WebSocketPeer], tmp_path: Path) -> None:
+    """What `.git` leads to names in turn where hooks and settings are; or it is not there yet."""
+    peer = servers("bubblewrap")
+    common, missing = Place(tmp_path / "common"), Place(tmp_path / "missing")
+    store = common.workspace / "store"
+    (store / "worktrees" / "x").mkdir(parents=True)
+    (store / "config").write_text("")
+    (store / "worktrees" / "x" / "commondir").write_text("../..\n")
+    (common.workspace / ".git").write_text("gitdir: store/worktrees/x\n")
+    (missing.workspace / ".git").write_text("gitdir: store\n")
+    words = (
+        "sh",
+        "-c",
+        "mkdir -p store/hooks; echo escaped >> store/config; echo x > store/hooks/pre-commit",
+    )
+    for place in (common, missing):
+        run_in(peer, place.sandbox("bubblewrap"), *words, cwd=place.workspace.as_uri())
+    assert sorted(path.name for path in store.iterdir()) == ["config", "worktrees"]
+    assert (store / "config").read_text() == ""
+    assert sorted(path.name for path in missing.workspace.iterdir()) == [".git"]
+
+
 def test_what_stays_closed_with_a_network(peer: WebSocketPeer) -> None:
     for name in ("io_uring", "vsock"):
         assert not escaped(attempt(peer, read_only(network=True), name))

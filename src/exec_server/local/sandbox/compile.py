@@ -129,14 +129,15 @@ class _View:
         self._protected: list[bytes] = []
         """Protected names in writable roots, whether they were named or not."""
 
-        missing = self._place(policy)
+        self._missing = self._place(policy)
+        """What must not change, and is not there."""
         self._place_needed((*(MINIMAL_ROOTS if policy.minimal else ()), *readable))
         self._check_links(policy)
         self._protect_metadata()
         self._deny_matches(policy)
         self._hide(hidden)
         self._hide(machine.private(), unless_out_of_reach=network != "open")
-        self._guard_missing(missing)
+        self._guard_missing()
         self._drop_redundant()
 
     # Rules
@@ -208,15 +209,26 @@ class _View:
             self._nodes[path] = _Node("read", look)
 
     def _protect_git_directory(self, root: bytes, file: bytes) -> None:
-        """What a worktree's `.git` file leads to."""
+        """What a worktree's `.git` file leads to, and the repository that this belongs to."""
         prefix, _, place = self._machine.head(file).partition(b":")
+        if prefix.strip() == b"gitdir":
+            own = self._protect_named(root, place)
+            if own is not None:
+                self._protect_named(own, self._machine.head(_below(own, b"commondir")))
+
+    def _protect_named(self, root: bytes, place: bytes) -> bytes | None:
+        """A directory that a file of git's names; its real path, if it names one that is there."""
         place = place.strip()
-        if prefix.strip() != b"gitdir" or not place or b"\n" in place or b"\0" in place:
-            return
+        if not place or b"\n" in place or b"\0" in place:
+            return None
         real = self._resolve(os.path.join(root, place))
-        if real.exists and real.path not in self._written_as and self._access(real.path) == "write":
+        if not real.exists:
+            self._missing.append((real, "read"))
+            return None
+        if real.path not in self._written_as and self._access(real.path) == "write":
             self._check_way(real.path, "read", real.links)
             self._nodes.setdefault(real.path, _Node("read", real.look))
+        return real.path
 
     def _deny_matches(self, policy: Policy) -> None:
         for path in expand(policy.patterns, policy.pattern_depth, self._machine):
@@ -248,7 +260,7 @@ class _View:
             )
         return maker != "nobody"
 
-    def _guard_missing(self, missing: list[tuple[Real, Access]]) -> None:
+    def _guard_missing(self) -> None:
         """Somebody who may write could make what must not be there, or must not change.
 
         So it is with a writable root that is not there: made inside, it would have nothing protected in it.
@@ -258,7 +270,7 @@ class _View:
                 access: Access = "deny" if node.access == "deny" else "read"
                 # It may itself be such a guard.
                 self._nodes[path] = node._replace(access=access, guard="file")
-        for real, wanted in missing:
+        for real, wanted in self._missing:
             if wanted == "write" and any(covers(path, real.path) for path in self._protected):
                 continue  # it is itself in a protected place, and was named
             access = "deny" if wanted == "deny" else "read"

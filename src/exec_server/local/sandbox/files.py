@@ -185,7 +185,7 @@ def _prepare(plan: Plan, spec: SpawnSpec) -> Launch:
 
     backend = probe.backend()
     try:
-        return carry_out(plan, backend, spec, awaited=True)
+        return carry_out(plan, backend, spec, helper=True)
     except RpcError as error:
         if error.code != INVALID_PARAMS:
             raise

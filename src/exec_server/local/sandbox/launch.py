@@ -93,12 +93,13 @@ def preparer(context: SandboxContext, *, proxy: bool = False) -> Callable[[Spawn
 
 
 def carry_out(
-    plan: Plan, backend: Backend, spec: SpawnSpec, routes: Sequence[Route] = (), *, awaited: bool = False
+    plan: Plan, backend: Backend, spec: SpawnSpec, routes: Sequence[Route] = (), *, helper: bool = False
 ) -> Launch:
     """The plan by what this machine has. RpcError -32602 if it cannot be carried out in full.
 
-    `routes` are the proxies that can be reached, if the plan's network leads to any. `awaited`: releasing
-    it waits for the end of everybody inside, even if nothing of the plan's own depends on that.
+    `routes` are the proxies that can be reached, if the plan's network leads to any. `helper`: our
+    own code runs inside, which may cover names there; releasing it waits for the end of everybody inside,
+    even if nothing of the plan's own depends on that.
     """
     if plan.kind == "plain":
         return Launch(spec.argv, spec.env, spec.arg0)
@@ -107,7 +108,7 @@ def carry_out(
             confinement = Confinement(seccomp.program(plan.network), None, network=False)
             return Launch(spec.argv, spec.env, spec.arg0, confine=lambda _, start: confinement.run(start))
         if plan.kind == "view" and backend.name == "bubblewrap":
-            return _in_bubblewrap(plan, backend, spec, list(routes), awaited)
+            return _in_bubblewrap(plan, backend, spec, list(routes), helper)
         if plan.kind == "view" and backend.name == "landlock":
             return _under_landlock(plan, spec)
     except mountpoints.Turned as error:
@@ -159,7 +160,7 @@ def _under_landlock(plan: Plan, spec: SpawnSpec) -> Launch:
 
 
 def _in_bubblewrap(
-    plan: Plan, backend: Backend, spec: SpawnSpec, routes: list[Route], awaited: bool
+    plan: Plan, backend: Backend, spec: SpawnSpec, routes: list[Route], helper: bool
 ) -> Launch:
     notes = os.fsencode(mountpoints.folder())
     claim = mountpoints.claim(_mount_points(plan))
@@ -188,7 +189,7 @@ def _in_bubblewrap(
             log.warning("mount points of a sandbox are left behind until this server ends", plan=str(plan))
 
     try:
-        if awaited or claim is not None:
+        if helper or claim is not None:
             first = FirstProcess()
         if turnable or routes:
             from .inspection import Inspection
@@ -200,7 +201,8 @@ def _in_bubblewrap(
             [os.fsencode(word) for word in spec.argv],
             {os.fsencode(name): os.fsencode(value) for name, value in spec.env.items()},
             arg0=None if spec.arg0 is None else os.fsencode(spec.arg0),
-            program=seccomp.program(plan.network),
+            # Helpers, which run nothing but our own code, cover names for single calls.
+            program=seccomp.program(plan.network, mounting=helper),
             hidden=notes if plan.access(notes) == "write" else None,
             more=[
                 *([] if inspection is None else inspection.options),

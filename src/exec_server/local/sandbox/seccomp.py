@@ -64,6 +64,13 @@ _SOCKET_CALLS: Final = (
 sockets between a command's own processes goes on working, unless it is for datagrams."""
 
 
+_MOUNTING: Final = (
+    "mount", "umount2", "pivot_root", "open_tree", "open_tree_attr", "move_mount", "fsopen", "fsconfig",
+    "fsmount", "fspick", "mount_setattr",
+)  # fmt: skip
+"""In a user namespace of its own a command could mount what belongs to nobody's view, such as the control
+groups that the server itself is in, and change their limits."""
+
 _UNSEEN_BY_LANDLOCK: Final = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "setxattr",
     "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
@@ -89,9 +96,11 @@ ARCHITECTURES: Final = {
             "io_uring_enter": 426, "io_uring_register": 427, "connect": 42, "accept": 43, "accept4": 288,
             "bind": 49, "listen": 50, "getsockname": 51, "getpeername": 52, "shutdown": 48, "sendto": 44,
             "sendmmsg": 307, "recvmmsg": 299, "setsockopt": 54, "getsockopt": 55, "socket": 41,
-            "socketpair": 53, "chmod": 90, "fchmod": 91, "fchmodat": 268, "fchmodat2": 452, "chown": 92,
-            "fchown": 93, "lchown": 94, "fchownat": 260, "setxattr": 188, "lsetxattr": 189,
-            "fsetxattr": 190, "setxattrat": 463, "removexattr": 197, "lremovexattr": 198,
+            "socketpair": 53, "mount": 165, "umount2": 166, "pivot_root": 155, "open_tree": 428,
+            "open_tree_attr": 467, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
+            "fspick": 433, "mount_setattr": 442, "chmod": 90, "fchmod": 91, "fchmodat": 268,
+            "fchmodat2": 452, "chown": 92, "fchown": 93, "lchown": 94, "fchownat": 260, "setxattr": 188,
+            "lsetxattr": 189, "fsetxattr": 190, "setxattrat": 463, "removexattr": 197, "lremovexattr": 198,
             "fremovexattr": 199, "removexattrat": 466, "utime": 132, "utimes": 235, "futimesat": 261,
             "utimensat": 280, "file_setattr": 469, "add_key": 248, "request_key": 249, "keyctl": 250,
         },
@@ -104,7 +113,9 @@ ARCHITECTURES: Final = {
             "io_uring_enter": 426, "io_uring_register": 427, "connect": 203, "accept": 202, "accept4": 242,
             "bind": 200, "listen": 201, "getsockname": 204, "getpeername": 205, "shutdown": 210,
             "sendto": 206, "sendmmsg": 269, "recvmmsg": 243, "setsockopt": 208, "getsockopt": 209,
-            "socket": 198, "socketpair": 199, "fchmod": 52, "fchmodat": 53, "fchmodat2": 452, "fchown": 55,
+            "socket": 198, "socketpair": 199, "mount": 40, "umount2": 39, "pivot_root": 41, "open_tree": 428,
+            "open_tree_attr": 467, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
+            "fspick": 433, "mount_setattr": 442, "fchmod": 52, "fchmodat": 53, "fchmodat2": 452, "fchown": 55,
             "fchownat": 54, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "setxattrat": 463,
             "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "removexattrat": 466,
             "utimensat": 88, "file_setattr": 469, "add_key": 217, "request_key": 218, "keyctl": 219,
@@ -153,10 +164,13 @@ def filter_for(plan: Plan) -> bytes | None:
 
 
 @cache
-def program(network: Network, *, landlock: bool = False, machine: str | None = None) -> bytes:
+def program(
+    network: Network, *, landlock: bool = False, mounting: bool = True, machine: str | None = None
+) -> bytes:
     """The filter for a network mode as an array of `struct sock_filter`, for this machine or another.
 
-    `landlock` adds what has to be denied where the file system is restricted by Landlock alone.
+    `landlock` adds what has to be denied where the file system is restricted by Landlock alone. Without
+    `mounting`, nobody inside can mount anything, whatever namespaces he makes.
     """
     name = machine or os.uname().machine
     architecture = ARCHITECTURES.get(name)
@@ -164,7 +178,7 @@ def program(network: Network, *, landlock: bool = False, machine: str | None = N
         known = " and ".join(ARCHITECTURES)
         raise Unsupported(f"there is no system call filter for {name}: only for {known}")
     mode = MODES[network]
-    denied = mode.denied + (_UNSEEN_BY_LANDLOCK if landlock else ())
+    denied = mode.denied + (_UNSEEN_BY_LANDLOCK if landlock else ()) + (() if mounting else _MOUNTING)
     # An architecture without a call has it under no other number either.
     numbers = [architecture.numbers[call] for call in denied if call in architecture.numbers]
     return _assemble(architecture, numbers, mode.rules)
