@@ -46,6 +46,17 @@ def test_a_patch_of_its_own_kind_of_call(tmp_path: Path) -> None:
     assert done.output("call_2") == "unsupported custom tool call: dance"
 
 
+def test_a_patch_in_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    typed = "cd sub && apply_patch <<'EOF'\n*** Begin Patch\n*** Add File: a\n+x\n*** End Patch\nEOF"
+    done = play(tmp_path, Say([run(typed)]), "ok")
+    assert done.output() == "exec_command failed: cd: sub: No such file or directory"
+    assert list((tmp_path / "work").iterdir()) == []
+    assert done.items("file_change") == []
+    (tmp_path / "work/sub").mkdir()
+    play(tmp_path, Say([run(typed)]), "ok")
+    assert (tmp_path / "work/sub/a").read_text() == "x\n"
+
+
 def test_a_sandbox_confines_patches_too(tmp_path: Path, needs_bubblewrap: None) -> None:
     outside = tmp_path / "outside"
     edits = [patch("*** Add File: in", "+x"), patch(f"*** Add File: {outside}", "+x", call_id="call_2")]

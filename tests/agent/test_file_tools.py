@@ -73,6 +73,9 @@ def test_finding_and_searching(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("two\n")
     assert use("find_files", path=str(tmp_path), pattern="*.py") == f"{tmp_path}/a.py"
     assert use("find_files", path=str(tmp_path), pattern="*.rs") == "[nothing fits]"
+    for pattern, sign in (("**/[", "["), ("*.{rs,c", "{"), ("[ab]*.{rs", "{")):
+        found = use("find_files", path=str(tmp_path), pattern=pattern)
+        assert found == f"[nothing fits; `{sign}` is not closed, so it stands for itself]"
     assert (
         use("search_files", path=str(tmp_path), pattern="t.o", ignore_case=True, glob="*.py")
         == f"{tmp_path}/a.py:2: Two ("

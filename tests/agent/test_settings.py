@@ -69,6 +69,18 @@ def test_nothing_at_all(tmp_path: Path) -> None:
         config.model_settings()
 
 
+def test_a_provider_gets_no_key_that_is_not_its_own(tmp_path: Path) -> None:
+    def key_of(more: str) -> str | None:
+        (tmp_path / "config.toml").write_text(
+            f'model_provider = "p"\n[model_providers.p]\nbase_url = "http://127.0.0.1:1"\n{more}'
+        )
+        return load_config(str(tmp_path), {"OPENAI_API_KEY": "secret", "MINE": "mine"}).api_key
+
+    assert key_of("") == ""
+    assert key_of('env_key = "MINE"') == "mine"
+    assert key_of("requires_openai_auth = true") is None  # that of the vendor, from its variable
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -276,6 +276,20 @@ def test_a_real_sandbox(target: str, tmp_path: Path) -> None:
     assert not file.exists()
 
 
+def test_a_shell_that_is_not_there_is_not_started_in_a_sandbox_either(tmp_path: Path) -> None:
+    (tmp_path / "sh").touch()
+
+    async def main() -> None:
+        async with on(None, prepare=confined(Sandbox.read_only())) as (unified, events):
+            for shell, why in (("/nope/zsh", "No such file"), (str(tmp_path / "sh"), "Permission denied")):
+                with pytest.raises(ToolError, match=f"Failed to create unified exec process: {why}"):
+                    await unified.exec_command(ExecCommand(cmd="echo", shell=shell), "a")
+            assert names(events) == ["Begin", "End"] * 2
+            assert [event.exit_code for event in events if isinstance(event, ExecCommandEnd)] == [-1, -1]
+
+    asyncio.run(main())
+
+
 def test_a_server_that_takes_no_direct_starts(start_server: Callable[..., RunningServer]) -> None:
     """What was decided down to the last variable is started; what the machine would have to add to is not."""
     server = start_server("--no-direct")

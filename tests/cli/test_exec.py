@@ -358,6 +358,26 @@ def test_a_wrong_command_line(tmp_path: Path, words: list[str], code: int, said:
         assert model.requests == []
 
 
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+sys.argv = ["exec-server", "exec", "--base-url", "http://127.0.0.1:1", "x"]
+from exec_server.cli import main
+main()
+"""
+
+
+def test_an_interrupt_before_anything_has_begun_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_no_model(tmp_path: Path) -> None:
     with ModelServer("never asked") as model:
         agent = Agent(tmp_path, model)

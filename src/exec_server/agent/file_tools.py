@@ -203,7 +203,11 @@ class FileTools:
     async def _find(self, call: FindFiles) -> str:
         found = await self._files.glob(call.path, call.pattern, hidden=call.hidden, max_results=MAX_ENTRIES)
         lines = [*found.paths, *(["[there are more]"] if found.truncated else [])]
-        return "\n".join(lines) if lines else "[nothing fits]"
+        if lines:
+            return "\n".join(lines)
+        sign = _unclosed(call.pattern)
+        note = "" if sign is None else f"; `{sign}` is not closed, so it stands for itself"
+        return f"[nothing fits{note}]"
 
     async def _search(self, call: SearchFiles) -> str:
         found = await self._files.search(
@@ -218,6 +222,14 @@ class FileTools:
         if found.truncated:
             lines.append("[there are more]")
         return "\n".join(lines) if lines else "[nothing matches]"
+
+
+def _unclosed(pattern: str) -> str | None:
+    """The bracket or brace of a pattern that has no end, and so means something else than was meant."""
+    for opening, closing in ("[]", "{}"):
+        if pattern.rfind(opening) > pattern.rfind(closing):
+            return opening
+    return None
 
 
 def _cut(line: str) -> str:

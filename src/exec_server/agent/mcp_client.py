@@ -6,7 +6,7 @@ A server that does not start is left out, with a warning; one that is `required`
 from __future__ import annotations
 
 import asyncio
-import os
+import json
 import re
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -17,6 +17,8 @@ from msgspec import Struct
 from .. import log
 from ..client.errors import ExecServerError
 from ..events.model import Failure, McpResult
+from .mcp_blocks import keeping_blocks, restored
+from .mcp_process import ServerProcess
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -90,14 +92,15 @@ class McpOutcome(Struct, frozen=True):
 
             return msgspec.json.encode(self.result.structured_content).decode()
         parts = [_part(block) for block in self.result.content]
+        if self.failed and not any(part.get("text", "x").strip() for part in parts):
+            return "err: the tool failed, and did not say why"
         if any(part["type"] == "input_image" for part in parts):
             return parts
         return "\n".join(part["text"] for part in parts)
 
 
 def _part(block: Any) -> dict[str, Any]:
-    block = block if isinstance(block, dict) else {}
-    kind = block.get("type")
+    kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text" and isinstance(block.get("text"), str):
         return {"type": "input_text", "text": block["text"]}
     if kind == "image" and isinstance(block.get("data"), str):
@@ -108,7 +111,9 @@ def _part(block: Any) -> dict[str, Any]:
         return {"type": "input_text", "text": str(resource.get("text") or resource.get("uri"))}
     if kind == "resource_link":
         return {"type": "input_text", "text": str(block.get("uri"))}
-    return {"type": "input_text", "text": f"<{kind} content omitted>"}
+    if kind == "audio":
+        return {"type": "input_text", "text": "<audio content omitted>"}
+    return {"type": "input_text", "text": json.dumps(block, ensure_ascii=False)}
 
 
 class McpServers:
@@ -189,6 +194,9 @@ class _Running:
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._lost: str | None = None
+        self._process = (
+            ServerProcess(server.command, server.args, server.env, server.cwd) if server.command else None
+        )
 
     async def start(self) -> list[dict[str, Any]]:
         ready: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
@@ -203,7 +211,7 @@ class _Running:
     async def _run(self, ready: asyncio.Future[list[dict[str, Any]]]) -> None:
         try:
             async with AsyncExitStack() as stack:
-                client = await stack.enter_async_context(_client(self.server, stack))
+                client = await stack.enter_async_context(_client(self.server, self._process, stack))
                 listed = await client.list_tools()
                 tools = [
                     tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in listed.tools
@@ -214,10 +222,12 @@ class _Running:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
+            ended = self._process.how_it_ended() if self._process is not None else None
+            reason = ended or _reason(error)
             if not ready.done():
-                ready.set_exception(error if isinstance(error, Exception) else RuntimeError(str(error)))
+                ready.set_exception(RuntimeError(reason))
             elif not self._stopping.is_set():
-                log.warning("MCP server is lost", server=self.server.name, error=_reason(error))
+                log.warning("MCP server is lost", server=self.server.name, error=reason)
         finally:
             self._client = None
             self._lost = self._lost or "Transport closed"
@@ -249,7 +259,7 @@ class _Running:
         except Exception as error:  # whatever a server or its client does must not end the turn
             return _lost(where + _said(error))
         value = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-        content = tuple(value.get("content") or ())
+        content = tuple(restored(block) for block in value.get("content") or ())
         told = McpResult(
             content=content, meta=_own(value.get("_meta")), structured_content=value.get("structuredContent")
         )
@@ -268,8 +278,6 @@ def _lost(message: str) -> McpOutcome:
 
 
 def _said(error: Exception) -> str:
-    import json
-
     code = getattr(error, "code", None)
     message = getattr(error, "message", None) or str(error) or type(error).__name__
     if not isinstance(code, int) or message == "Connection closed":
@@ -279,9 +287,8 @@ def _said(error: Exception) -> str:
     return f"Mcp error: {code}: {message}{detail}"
 
 
-def _client(server: McpServer, stack: AsyncExitStack) -> Client:
-    from mcp import Client, StdioServerParameters
-    from mcp.client.stdio import stdio_client
+def _client(server: McpServer, process: ServerProcess | None, stack: AsyncExitStack) -> Client:
+    from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
 
     if server.url is not None:
@@ -290,13 +297,10 @@ def _client(server: McpServer, stack: AsyncExitStack) -> Client:
         timeout = httpx2.Timeout(30, read=server.tool_seconds)
         http = httpx2.AsyncClient(headers=dict(server.headers), timeout=timeout)
         stack.push_async_callback(http.aclose)
-        return Client(streamable_http_client(server.url, http_client=http))
-    parameters = StdioServerParameters(
-        command=server.command or "", args=list(server.args), env=dict(server.env), cwd=server.cwd
-    )
-    # What a tool server logs is not for the terminal of whoever runs the agent.
-    nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # the stack closes it
-    return Client(stdio_client(parameters, errlog=nowhere))
+        return Client(keeping_blocks(streamable_http_client(server.url, http_client=http)))
+    if process is None:
+        raise ValueError("neither a command nor a URL")
+    return Client(keeping_blocks(process.connected()))
 
 
 def _reason(error: BaseException) -> str:

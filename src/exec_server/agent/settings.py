@@ -108,13 +108,15 @@ def load_config(
         raise BadConfig(
             f"{path}: the key of provider `{provider}` is in the variable {key_name}, which is not set"
         )
+    # A provider of one's own gets the vendor's key only if it says that it wants it.
+    ours = provider in (None, BUILT_IN_PROVIDER) or entry.flag("requires_openai_auth")
     workspace, agents = table.table("sandbox_workspace_write"), table.table("agents")
     window, limit = table.count("model_context_window"), table.count("model_auto_compact_token_limit")
     return AgentConfig(
         model=table.text("model"),
         provider=provider,
         base_url=entry.text("base_url") or table.text("openai_base_url"),
-        api_key=environ[key_name] if key_name else None,
+        api_key=environ[key_name] if key_name else None if ours else "",
         headers=entry.texts("http_headers"),
         max_retries=int(entry.number("stream_max_retries", STREAM_RETRIES)),
         idle_seconds=entry.number("stream_idle_timeout_ms", IDLE_SECONDS * 1000) / 1000,

@@ -8,6 +8,9 @@ a window of time, which the end of the command cuts short.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import posixpath
 import secrets
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +32,7 @@ from .exec import (
     ExecCommand,
     ExecRequest,
     Prepare,
+    PreparedExec,
     ToolError,
     WriteStdin,
     request_of,
@@ -291,6 +295,9 @@ class UnifiedExec:
     async def _start(
         self, environment: Environment, request: ExecRequest, call: ExecCommand, call_id: str, number: int
     ) -> UnifiedProcess:
+        missing = _missing_program(environment, request)
+        if missing is not None:
+            raise self._not_started(request, call_id, number, missing) from None
         starting = asyncio.ensure_future(start(environment, request, f"{number}-{uuid4()}"))
         try:
             process = await asyncio.shield(starting)
@@ -299,9 +306,7 @@ class UnifiedExec:
             raise
         except (ExecServerError, OSError, ValueError, TypeError) as error:
             cause = error.message if isinstance(error, ServerRejected) else str(error)
-            text = f"Failed to create unified exec process: {cause}"
-            self._tell_whole(request, call_id, number, "failed", text)
-            raise ToolError(f"exec_command failed: {text}") from None
+            raise self._not_started(request, call_id, number, cause) from None
         running = UnifiedProcess(
             number,
             call_id,
@@ -331,6 +336,11 @@ class UnifiedExec:
         running.announce()
         self._in_background(running.finished)
         return running
+
+    def _not_started(self, request: DirectExec, call_id: str, number: int, cause: str) -> ToolError:
+        text = f"Failed to create unified exec process: {cause}"
+        self._tell_whole(request, call_id, number, "failed", text)
+        return ToolError(f"exec_command failed: {text}")
 
     async def _denied(self, running: UnifiedProcess) -> bool:
         if running.exit is None:
@@ -498,6 +508,16 @@ class UnifiedExec:
 def clamp(asked: int | None, default: int, least: int, most: int) -> int:
     """Milliseconds within bounds."""
     return min(max(default if asked is None else asked, least), most)
+
+
+def _missing_program(environment: Environment, request: ExecRequest) -> str | None:
+    """Why there is no such program on this machine. A sandbox would start all the same, and say so itself."""
+    if environment.is_remote or not isinstance(request, PreparedExec) or request.sandbox is None:
+        return None
+    program = request.argv[0]
+    if not posixpath.isabs(program) or os.access(program, os.X_OK):
+        return None
+    return os.strerror(errno.EACCES if os.path.exists(program) else errno.ENOENT) + f": {program}"
 
 
 async def _end_when_started(starting: asyncio.Future[Process]) -> None:
