@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from exec_server.client.client import Client, ConnectOptions
-from exec_server.client.errors import ExecServerError
+from exec_server.client.errors import SessionLost
+from exec_server.client.recovery import State
 from exec_server.relay import environment as environment_module
 from exec_server.relay import harness as harness_module
 from exec_server.relay.environment import RegistrationFailed
@@ -114,15 +114,16 @@ def test_open_streams_of_a_harness_key_are_cut_and_others_go_on(tmp_path: Path, 
         await add(tmp_path, "other", "esk_other")
         stage.start_environment()
         await stage.connected.wait()
-        revoked = Client(ConnectOptions(recovery_timeout=0.0))
-        await revoked.open(stage.harness(acks=acks, key="esk_other").connect)
+        revoked = await stage.client(acks=acks, key="esk_other")
         kept = await stage.client(acks=acks)
         assert (await revoked.run(["echo", "hi"])).stdout == b"hi\n"
         await revoke(tmp_path, "other")
         router = stage.node.router
         assert router is not None
         await eventually_async(lambda: router.stream_count == 1, "the end of one stream")
-        with pytest.raises(ExecServerError):
+        # It does not try for as long as it could.
+        await eventually_async(lambda: revoked.state is State.FAILED, "the end of its session")
+        with pytest.raises(SessionLost, match="unknown or was revoked"):
             await revoked.run(["echo", "hi"])
         with pytest.raises(ConnectFailed, match="401"):
             await stage.client(acks=acks, key="esk_other")

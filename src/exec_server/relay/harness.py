@@ -124,7 +124,8 @@ class Harness:
         try:
             channel = await self._open()
         except (RegistryError, UpgradeFailed) as error:
-            raise ConnectFailed(str(error), error.status) from None
+            unwanted = isinstance(error, RegistryError) and error.status in (401, 403)
+            raise (Unwanted if unwanted else ConnectFailed)(str(error), error.status) from None
         finally:
             await self.registry.close()
         channel.attach(receiver)
@@ -172,6 +173,12 @@ class Harness:
                 403,
             )
         return bundle
+
+
+class Unwanted(ConnectFailed):
+    """The registry does not know us, or not as one who may do this: it is no use to ask again."""
+
+    retryable = False
 
 
 class StreamRefused(UpgradeFailed):
