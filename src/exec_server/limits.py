@@ -86,13 +86,19 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Unsent bytes at which such a client, whose earlier requests go on being answered, is disconnected."""
 
     waiting_requests: int = 1024
-    """Requests of one connection that may wait at once (`--concurrent-requests`)."""
+    """Requests of one connection that may wait at once (`--concurrent-requests`). `process/wait` is none of
+    them, and `process/read` is not where there is but one."""
+
+    long_polls: int = 4096
+    """Requests of one connection that may wait for processes without delaying anybody; more are refused."""
 
     queued_requests: int = 1024
-    """Requests that may queue behind those before the connection is no longer read."""
+    """Requests that may queue behind those before the connection is no longer read. Half as many, before more
+    that wait for processes are refused, so that whoever ends the processes can still be heard."""
 
     waiting_bytes: int = 64 * MIB
-    """Bytes of requests that wait or queue before the connection is no longer read."""
+    """Bytes of requests that wait or queue before the connection is no longer read; of long polls, before
+    more are refused."""
 
     max_sessions: int = 16_384
     """Sessions of one server, with or without a connection; as many as there are numbers for their processes'

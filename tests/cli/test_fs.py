@@ -72,6 +72,13 @@ def test_ls(where: list[str], place: Path) -> None:
     assert fine(where, "ls", place / "dir") == b""
 
 
+def test_one_name_is_one_line(where: list[str], place: Path) -> None:
+    (place / "two\nlines\r").touch()
+    (listed,) = fine(where, "ls", place).split(b"\n")[:-1]
+    assert listed.endswith(rb" two\nlines\r")
+    assert json.loads(fine(where, "ls", "--json", place))["name"] == "two\nlines\r"
+
+
 def test_ls_of_nothing_in_particular(place: Path) -> None:
     (place / "here").touch()
     assert fs([], "ls", cwd=place).stdout.split()[-1] == b"here"

@@ -237,6 +237,20 @@ def test_a_cancelled_start_leaves_nothing_behind(run: Run) -> None:
     run(scenario)
 
 
+def test_a_timeout_is_a_number(run: Run) -> None:
+    async def scenario(client: Client) -> None:
+        for call in (
+            lambda: client.run(["true"], timeout=float("nan")),
+            lambda: process.communicate(timeout=float("nan")),
+            lambda: process.wait(timeout=float("nan")),
+        ):
+            async with await client.start(["true"]) as process:
+                with pytest.raises(ValueError, match="a timeout is a number of seconds, not nan"):
+                    await call()
+
+    run(scenario)
+
+
 def test_timeouts_kill_and_tell(run: Run) -> None:
     marker = sleep_forever()
 

@@ -523,6 +523,9 @@ def test_paths_of_every_spelling(place: Path) -> None:
         assert os.path.exists(os.fsencode(place) + b"/\xff \x01%41")
         assert await files.read(path_to_uri(f"{place}/{name}")) == b"odd"
         assert await files.exists(os.path.relpath(place))
+        assert await files.read(os.fsencode(f"{place}/{name}")) == b"odd"  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"str, bytes or os\.PathLike"):
+            await files.read(5)  # type: ignore[arg-type]
         for wrong in ("", "a\0b", "file:///a?b"):
             with pytest.raises(ValueError, match="is not a path"):
                 await files.read(wrong)

@@ -115,3 +115,14 @@ def test_the_kernel_watches_over_connections(server: RunningServer) -> None:
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
     asyncio.run(main())
+
+
+def test_what_is_shown_is_for_callers() -> None:
+    async def run() -> None:
+        async with exec_server.connect("in-process:") as machine:
+            shown = {name for name in dir(machine) if not name.startswith("_")}
+            assert {"run", "start", "files", "http", "call", "state", "session_id", "fail_fast"} <= shown
+            assert not {"put_block", "tell", "forget", "losses", "call_for_part", "listen"} & shown
+            assert all(hasattr(machine, name) for name in shown)
+
+    asyncio.run(run())

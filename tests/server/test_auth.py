@@ -180,10 +180,12 @@ def test_signatures() -> None:
         good + "=",
         f"{head}=.{claims}.{signature}",
         jwt(GOOD, header={"alg": "HS256", "typ": 5}),
+        jwt(GOOD, header={"alg": "HS256", "cty": 5}),
+        jwt(GOOD, header={"alg": "HS256", "cty": ["JWT"]}),
         jwt(GOOD, header=b'{"alg":"HS256","alg":"HS256"}'),
     ):
         assert verdict(bad) == INVALID, bad
-    assert verdict(jwt(GOOD, header={"alg": "HS256", "typ": "JWT"})) is None
+    assert verdict(jwt(GOOD, header={"alg": "HS256", "typ": "JWT", "cty": "JWT"})) is None
     assert verdict(jwt(GOOD, header={"alg": "HS256", "typ": "other"})) is None
     assert verdict(jwt(GOOD, header={"alg": "HS256", "typ": None})) is None
 

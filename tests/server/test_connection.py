@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -266,6 +267,51 @@ def test_only_so_many_may_wait(new_peer: NewPeer) -> None:
     assert order == queued
 
 
+def test_only_so_many_writes_may_wait(new_peer: NewPeer) -> None:
+    peer = new_peer("--concurrent-requests", "2")
+    peer.initialize()
+    full, other = peer.start("sleep", sleep_forever(), pipeStdin=True), peer.start("cat", pipeStdin=True)
+    for number in range(128):  # as many as its stdin has room for
+        peer.request("process/write", process(full, chunk=b64(bytes(70_000)), writeId=f"{number}"))
+    writes = [
+        peer.request("process/write", process(full, chunk=b64(bytes(70_000)), writeId=f"w{number}"))
+        for number in range(4)
+    ]
+    queued = [peer.request("process/read", process(other)) for _ in range(3)]
+    # The few of the control lane pass: they are what ends the waiting.
+    assert peer.call("environment/status")["status"] == "ready"
+    assert peer.call("process/signal", process("unknown", signal="interrupt")) == {}
+    assert not any(peer.answers[request] for request in [writes[-1], *queued])
+    assert peer.terminate(full)["running"]
+    assert "error" in peer.answer(writes[-1])
+    assert [peer.result(request)["exited"] for request in queued] == [False] * 3
+    order = [message["id"] for message in peer.received if message.get("id") in queued]
+    assert order == queued
+
+
+def test_who_waits_for_a_process_delays_nobody_however_few_may_wait(
+    new_peer: NewPeer, tmp_path: Path
+) -> None:
+    peer = new_peer("--concurrent-requests", "1")
+    peer.initialize()
+    params = peer.start_params(["cat"], pipeStdin=True)
+    process_id = params["processId"]
+    peer.send_many(
+        [
+            {"id": "start", "method": "process/start", "params": params},
+            {"id": "wait", "method": "process/wait", "params": process(process_id)},
+            {"id": "read", "method": "process/read", "params": process(process_id, waitMs=60_000)},
+            {"id": "again", "method": "process/wait", "params": process(process_id, until="exited")},
+        ]
+    )
+    assert peer.call("fs/getMetadata", {"path": tmp_path.as_uri()})["isDirectory"]
+    assert peer.run("echo", "x").stdout == b"x\n"
+    assert not any(peer.answers[request] for request in ("wait", "read", "again"))
+    assert peer.call("process/closeStdin", process(process_id)) == {"status": "accepted"}
+    for request in ("wait", "read", "again"):
+        assert peer.result(request)["exited"]
+
+
 def test_one_at_a_time(new_peer: NewPeer) -> None:
     peer = new_peer("--concurrent-requests", "1")
     peer.initialize()
@@ -390,7 +436,7 @@ def test_a_start_that_had_to_queue_does_not_pass_who_waits_for_the_one_before() 
     [
         (
             OSError(errno.EMFILE, "Too many open files", "/secret/place"),
-            "the server is out of file descriptors for now: Too many open files",
+            "No file descriptors available (os error 24)",
         ),
         (
             OSError(errno.EIO, "Input/output error", "/secret/place"),
@@ -432,22 +478,71 @@ def test_writes_that_wait_for_room_when_the_process_is_terminated_are_refused(pe
     assert late["result"] == {"status": "accepted"}, "that one was"
 
 
-def test_a_flood_of_waiting_requests_is_not_read_without_end(
-    connect: Callable[..., WebSocketPeer],
+@pytest.mark.parametrize(
+    ("method", "bound"),
+    [
+        ("process/wait", Limits().long_polls),
+        ("process/read", Limits().waiting_requests + Limits().queued_requests // 2),
+    ],
+)
+def test_a_flood_of_waiting_requests_is_refused_beyond_a_bound(
+    connect: Callable[..., WebSocketPeer], method: str, bound: int
 ) -> None:
     peer = connect()
     peer.initialize()
-    marker = sleep_forever()
-    quiet = peer.start("sleep", marker)
-    requests = [peer.request("process/read", process(quiet, waitMs=60_000)) for _ in range(1024 + 1024 + 500)]
+    quiet = peer.start("sleep", sleep_forever())
+    asked = [peer.request(method, process(quiet, waitMs=60_000)) for _ in range(bound + 1000)]
+    assert peer.call("environment/status")["status"] == "ready"
+    # The first ones wait, the others are told that they may not, and the connection goes on.
+    refused = [peer.answer(request)["error"] for request in asked[bound:]]
+    assert {error["code"] for error in refused} == {-32600}
+    assert refused[0]["message"].startswith("too many requests wait for processes (")
+    assert not any(peer.answers[request] for request in asked[:bound])
+    if method == "process/wait":
+        assert peer.run("echo", "x").stdout == b"x\n"
+        assert peer.call("process/read", process(quiet, waitMs=1))["exited"] is False
+    assert peer.terminate(quiet)["running"]
+    assert all(peer.result(request)["exited"] for request in asked[:bound])
+    assert peer.call(method, process(quiet, waitMs=60_000))["exited"], "there is room again"
+
+
+def test_waiting_requests_that_are_large_are_refused_beyond_a_bound() -> None:
+    async def work() -> None:
+        limits = Limits(waiting_bytes=100_000)
+        server = Server(asyncio.get_running_loop(), limits)
+        try:
+            client = InMemory(server)
+            requests = [starting("p", "cat")]
+            requests += [("process/wait", process("p", comment="x" * 30_000, waitMs=1)) for _ in range(5)]
+            outcomes = await client.pipeline(requests)
+            assert outcomes[:4] == ["process/start: None", *["process/wait: None"] * 3]
+            assert outcomes[4] == "process/wait: too many requests wait for processes (3)"
+            client.received.clear()
+            again = await client.pipeline([("process/wait", process("p", waitMs=1))])
+            assert again == ["process/wait: None"], "there is room again"
+        finally:
+            server.close()
+
+    asyncio.run(work())
+
+
+def test_a_flood_of_work_is_not_read_without_end(connect: Callable[..., WebSocketPeer]) -> None:
+    peer = connect()
+    peer.initialize(extensions=True)
+    reader = peer.start("cat", pipeStdin=True)
+    [listed] = peer.call("process/list")["processes"]
+    os.kill(listed["pid"], signal.SIGSTOP)
+    count = 128 + 1024 + 1024 + 500
+    write = process(reader, chunk=b64(bytes(2000)))
+    writes = [peer.request("process/write", {**write, "writeId": str(number)}) for number in range(count)]
     other = connect()
     other.initialize()
     assert other.run("echo", "x").stdout == b"x\n"
     # Nothing of it is lost, not even what the server has not read yet.
-    [pid] = eventually(lambda: running(marker), "the sleeper being there")
-    os.kill(pid, 9)
-    assert all(peer.result(request)["exited"] for request in requests)
-    peer.alive()
+    os.kill(listed["pid"], signal.SIGCONT)
+    assert all(peer.result(request) == {"status": "accepted"} for request in writes)
+    assert peer.call("process/closeStdin", process(reader)) == {"status": "accepted"}
+    assert len(peer.finished(reader).stdout) == count * 2000
 
 
 # Clients that do not read ------------------------------------------------------------------------

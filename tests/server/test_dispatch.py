@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exec_server.server import dispatch
 from exec_server.server.dispatch import find
+from support.rpc import WebSocketPeer
+from support.server import COMMAND, RunningServer
 
 
 @pytest.mark.parametrize(
@@ -101,6 +106,37 @@ def test_files_are_refused_properly_when_no_more_can_be_opened() -> None:
         "asyncio.run(main())\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=40)
+
+
+def test_the_first_calls_ever_when_no_more_can_be_opened() -> None:
+    command = [COMMAND, "--listen", "ws://127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
+        assert server.stdout is not None
+        try:
+            with WebSocketPeer(server.stdout.readline().decode().strip()) as peer:
+                peer.initialize()
+                _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+                resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (3, hard))
+                assert peer.call("environment/status") == {"status": "ready"}
+                code, text = peer.refused("fs/readFile", {"path": "file:///etc/passwd"})
+                assert (code, text) == (-32603, "No file descriptors available (os error 24)")
+        finally:
+            server.kill()
+
+
+def test_families_are_imported_with_the_descriptors_put_by(
+    start_server: Callable[..., RunningServer], connect: Callable[..., WebSocketPeer]
+) -> None:
+    server = start_server()
+    peer = connect(server)
+    peer.initialize()
+    _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    inside = Path(f"/proc/{server.pid}/fd")
+    highest = max(int(entry.name) for entry in inside.iterdir())
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (highest + 1, hard))
+    before = len(list(inside.iterdir()))
+    assert peer.refused("process/read", {"processId": "x"}) == (-32600, "unknown process id x")
+    assert len(list(inside.iterdir())) == before, "and they are there again"
 
 
 def test_a_family_that_could_not_be_imported_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,9 +114,10 @@ def test_a_copy_onto_a_full_disk(small_disk: Files, tmp_path: Path) -> None:
     assert files.names() == ["f"]
 
 
-@pytest.mark.parametrize("atomic", [True, False])
-def test_a_stream_onto_a_full_disk(small_disk: Files, atomic: bool) -> None:
-    """The block that does not fit says so, and the handle stays open; an atomic stream costs nothing."""
+@pytest.mark.parametrize(("atomic", "discard"), [(True, True), (True, False), (False, False)])
+def test_a_stream_onto_a_full_disk(small_disk: Files, atomic: bool, discard: bool) -> None:
+    """The block that does not fit says so, and the handle stays open. An atomic stream costs nothing: it
+    never replaces anything after that, whatever else is written to it."""
     files, peer = small_disk, small_disk.peer
     files.put("f", b"old")
     more = {"atomic": True} if atomic else {}
@@ -127,7 +128,9 @@ def test_a_stream_onto_a_full_disk(small_disk: Files, atomic: bool) -> None:
     assert [(error["code"], error["message"]) for error in errors] == [NO_SPACE] * len(errors)
     assert errors
     assert peer.call("fs/writeBlock", {"handleId": "h", "offset": 0, "chunk": b64(b"x")}) == {}
-    assert peer.call("fs/close", {"handleId": "h", "discard": atomic}) == {}
+    if atomic and not discard:
+        assert peer.refused("fs/close", {"handleId": "h"}) == NO_SPACE
+    assert peer.call("fs/close", {"handleId": "h", "discard": discard}) == {}
     assert files.names() == ["f"]
     if atomic:
         assert files.get("f") == b"old"
@@ -201,6 +204,54 @@ def test_what_a_stranger_may_not_change(stranger: Files) -> None:
     files.put("mine/f", b"own")
     assert files.get("mine/f") == b"own"
     assert files.get("file") == b"content"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs files of two users")
+def test_a_copy_that_cannot_be_made_alike(stranger: Files) -> None:
+    """It is refused before anything is changed; where there is nothing to make alike, it is done."""
+    files, root = stranger, Path(stranger.root)
+    files.put("mine/source", b"new")
+    (root / "mine" / "source").chmod(0o646)
+    for name, mode in (("other", 0o666), ("alike", 0o646)):
+        (root / name).write_bytes(b"old")
+        (root / name).chmod(mode)
+    error = files.peer.answer(files.copy("mine/source", "other"))["error"]
+    assert (error["code"], error["message"]) == (-32600, "Operation not permitted (os error 1)")
+    assert files.get("other") == b"old"
+    assert files.peer.result(files.copy("mine/source", "alike")) == {}
+    assert files.get("alike") == b"new"
+
+
+def test_an_ordinary_user_copies_no_rights_of_others(stranger: Files) -> None:
+    """As when such a file is written to: the kernel takes these bits away."""
+    files, mine = stranger, Path(stranger.root) / "mine"
+    files.put("mine/program", b"x")
+    files.put("mine/existing", b"old")
+    files.put("mine/linked", b"old")
+    os.link(mine / "linked", mine / "second name")
+    (mine / "program").chmod(0o6755)
+    for name in ("new", "existing", "linked"):
+        assert files.peer.result(files.copy("mine/program", f"mine/{name}")) == {}
+        assert stat.S_IMODE((mine / name).stat().st_mode) == 0o755, name
+        assert files.get(f"mine/{name}") == b"x"
+
+
+def test_a_walk_through_what_may_only_be_listed(stranger: Files) -> None:
+    """Names can be read there, and nothing more: what cannot be looked at is an error and no entry."""
+    files, root = stranger, Path(stranger.root) / "mine"
+    (root / "listed").mkdir()
+    (root / "listed" / "a").touch()
+    (root / "listed" / "b").mkdir()
+    (root / "listed" / "link").symlink_to("a")
+    (root / "listed").chmod(0o644)
+    options = {"maxDepth": 9, "maxDirectories": 99, "maxEntries": 99, "followDirectorySymlinks": False}
+    walked = files.call("walk", "mine/listed", options=options)
+    (root / "listed").chmod(0o755)
+    assert walked == {
+        "entries": [],
+        "errors": [{"path": files.uri(f"mine/listed/{name}"), "message": DENIED[1]} for name in ("a", "b")],
+        "truncated": False,
+    }
 
 
 # Vanishing directories -----------------------------------------------------------------------------

@@ -96,6 +96,18 @@ def test_upgrades(raw: RawSocket, headers: dict[str, str]) -> None:
     assert raw.ask(headers=headers).status == 101
 
 
+@pytest.mark.parametrize("arguments", [(), ("--ws-auth", "capability-token", "--ws-token-sha256", "0" * 64)])
+def test_the_first_http_knows_no_upgrades(
+    start_server: Callable[..., RunningServer], arguments: tuple[str, ...]
+) -> None:
+    with RawSocket(start_server(*arguments).url) as raw:
+        lines = ["GET / HTTP/1.0", *(f"{name}: {value}" for name, value in UPGRADE.items())]
+        raw.send("\r\n".join([*lines, "", ""]).encode())
+        answer = raw.response()
+        assert answer.status == 426
+        assert answer.body == "WebSocket request couldn't be upgraded since no upgrade state was present"
+
+
 def test_origins_can_be_allowed(start_server: Callable[..., RunningServer]) -> None:
     server = start_server("--allow-origin", "https://app.example", "--allow-origin", "http://localhost:3000")
     for origin, status in (

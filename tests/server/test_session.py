@@ -38,6 +38,17 @@ LISTED = {
     ("detached", "expired"),
 }
 
+
+class Somebody:
+    """A connection, as far as a registry minds."""
+
+    heard = 0.0
+    probed = 0
+
+    def probe(self) -> None:
+        self.probed += 1
+
+
 # The table ---------------------------------------------------------------------------------------
 
 
@@ -86,7 +97,7 @@ def test_the_registry_does_what_a_dictionary_would(walk: list[tuple[str, int]]) 
         registry = SessionRegistry(machine, metrics)
         model: dict[str, str] = {}
         sessions: list[Session] = []
-        connection: Any = object()
+        connection: Any = Somebody()
         for step, number in walk:
             chosen = sessions[number % len(sessions)] if sessions else None
             if step == "create":
@@ -128,7 +139,7 @@ def test_a_session_that_nobody_comes_back_to_expires() -> None:
     def work(machine: ProcessMachine) -> Any:
         metrics = Metrics()
         registry = SessionRegistry(machine, metrics)
-        connection: Any = object()
+        connection: Any = Somebody()
         session = registry.create(connection)
         registry.leave(session, resumable=True)
         return wait(registry, metrics)
@@ -143,7 +154,7 @@ def test_resuming_stops_the_clock() -> None:
 
     def work(machine: ProcessMachine) -> Any:
         registry = SessionRegistry(machine, Metrics())
-        connection: Any = object()
+        connection: Any = Somebody()
         session = registry.create(connection)
         registry.leave(session, resumable=True)
         registry.resume(session.id, connection)
@@ -155,7 +166,7 @@ def test_resuming_stops_the_clock() -> None:
 def test_there_are_so_many_sessions_and_empty_ones_make_room() -> None:
     def work(machine: ProcessMachine) -> None:
         registry = SessionRegistry(machine, Metrics())
-        connection: Any = object()
+        connection: Any = Somebody()
         sessions = [registry.create(connection) for _ in range(3)]
         with pytest.raises(RpcError, match=r"session limit reached \(3\)"):
             registry.create(connection)
@@ -171,10 +182,25 @@ def test_there_are_so_many_sessions_and_empty_ones_make_room() -> None:
     in_a_loop(work, max_sessions=3)
 
 
+def test_a_connection_that_is_in_the_way_is_asked_whether_it_works() -> None:
+    """A reset that went unnoticed shows as soon as something is sent; the next attempt succeeds then."""
+
+    def work(machine: ProcessMachine) -> None:
+        registry = SessionRegistry(machine, Metrics())
+        first: Any = Somebody()
+        session = registry.create(first)
+        second: Any = Somebody()
+        with pytest.raises(RpcError, match="already attached"):
+            registry.resume(session.id, second)
+        assert (first.probed, second.probed) == (1, 0)
+
+    in_a_loop(work)
+
+
 def test_sessions_that_start_nothing_take_no_tags_and_end_at_once() -> None:
     def work(machine: ProcessMachine) -> None:
         registry = SessionRegistry(machine, Metrics())
-        connection: Any = object()
+        connection: Any = Somebody()
         for _ in range(20_000):
             registry.create(connection)
         ended: list[bool] = []
@@ -207,7 +233,7 @@ def test_one_look_is_enough_for_the_processes_of_all_sessions(monkeypatch: pytes
 
     def work(machine: ProcessMachine) -> Any:
         registry = SessionRegistry(machine, Metrics())
-        connection: Any = object()
+        connection: Any = Somebody()
         for _ in range(5):
             registry.create(connection).processes.start("p", spec("sleep", marker), Ear())
         return end(registry)

@@ -96,10 +96,13 @@ def test_who_speaks_tls_is_told_that_it_is_the_wrong_port() -> None:
     assert closed
 
 
-def test_a_client_that_wants_to_close_is_let_go() -> None:
+@pytest.mark.parametrize(
+    "request_head", [b"GET / HTTP/1.1\r\nConnection: x, Close\r\n\r\n", b"GET / HTTP/1.0\r\n\r\n"]
+)
+def test_a_client_that_wants_to_close_is_let_go(request_head: bytes) -> None:
     async def run() -> None:
         async with door() as (reader, writer):
-            writer.write(b"GET / HTTP/1.1\r\nConnection: x, Close\r\n\r\n")
+            writer.write(request_head)
             assert "connection: close" in (await answer(reader))[1]
             assert await reader.read() == b""
 

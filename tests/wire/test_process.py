@@ -42,7 +42,7 @@ def test_the_largest_start() -> None:
             "shellSnapshot": {"scopeId": "s", "shell": {"name": "bash", "path": "/bin/bash"}},
             "sandbox": SANDBOX,
             "enforceManagedNetwork": True,
-            "managedNetwork": {"x": 1},
+            "managedNetwork": {"loopbackPorts": [0, 65535], "allowLocalBinding": True, "x": 1},
             "networkProxy": {"y": 2},
             "ptySize": {"rows": 1, "cols": 65535},
             "spawn": "prepared",

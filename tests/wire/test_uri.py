@@ -76,6 +76,10 @@ REFUSED = {
     "file://u@h/x": BAD_NAME,
     "file://h:80/x": BAD_NAME,
     "file://xn--a/x": BAD_NAME,
+    "file://xn--/x": BAD_NAME,
+    "file://a.xn--..b/x": BAD_NAME,
+    "file://\u00ad/x": "invalid URI: empty host",
+    "file://%C2%AD": "invalid URI: empty host",
     "file://%ff/x": BAD_NAME,
     "file://256.1.1.1/x": "invalid URI: invalid IPv4 address",
     "file://1.2.3.4.5/x": "invalid URI: invalid IPv4 address",
@@ -90,6 +94,24 @@ REFUSED = {
 )
 def test_normal_form(text: str, normal: str) -> None:
     assert parse(text) == normal
+
+
+@pytest.mark.parametrize(
+    ("host", "normal"),
+    [
+        ("bxn--", "bxn--"),
+        ("bXN--.", "bxn--."),
+        ("\uff0e", "."),
+        ("a..\u00df", "a..xn--zca"),
+        ("a\u3002\u3002\u00df", "a..xn--zca"),
+        (".\u00df", ".xn--zca"),
+        ("\u00fc..", "xn--tda.."),
+        ("\u00ad.a", ".a"),
+        ("XN--zca", "xn--zca"),
+    ],
+)
+def test_hosts_are_made_of_labels_that_may_be_empty(host: str, normal: str) -> None:
+    assert parse(f"file://{host}/p") == f"file://{normal}/p"
 
 
 @pytest.mark.parametrize(("text", "why"), REFUSED.items())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import directory_there, fail
+from .options import authority_option, directory_there, fail
 from .starting import load_configuration, only, printable, started, unknown_environment, where
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def show(as_json: bool) -> None:
 @env.command(short_help="Say of each environment whether it works.")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per environment.")
+@authority_option
 def check(names: tuple[str, ...], as_json: bool) -> None:
     """Connect to environments (all, unless some are named) and say of each whether it works.
 
@@ -110,6 +111,7 @@ async def _check(configuration: Configuration, name: str) -> dict[str, Any]:
 @env.command(short_help="Open a shell in an environment.")
 @click.argument("name")
 @click.option("--cwd", metavar="DIR", help="Directory to begin in (default: the server's own).")
+@authority_option
 def shell(name: str, cwd: str | None) -> None:
     """Open a shell in the environment NAME, on this terminal."""
     from ..client.errors import ExecServerError

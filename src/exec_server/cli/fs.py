@@ -53,7 +53,7 @@ def ls(
     async def work(files: RemoteFiles) -> None:
         async def one(path: str) -> None:
             if len(paths) > 1 and not as_json:
-                click.echo(f"{_shown(path)}:")
+                click.echo(f"{_on_one_line(path)}:")
             await _list(files, path, as_json)
 
         await _each(paths or (".",), one)
@@ -248,7 +248,7 @@ def watch(
                     click.echo(msgspec.json.encode(change))
                 else:
                     for changed in change.paths:
-                        click.echo(_shown(changed) + (" (overflow)" if change.overflowed else ""))
+                        click.echo(_on_one_line(changed) + (" (overflow)" if change.overflowed else ""))
                 sys.stdout.flush()
 
     _run(url, token_file, environment, work)
@@ -369,11 +369,11 @@ def _json_line(name: str, entry: FileMetadata | None) -> bytes:
 
 def _line(name: str, entry: FileMetadata | None, width: int) -> str:
     if entry is None:
-        return f"?  {'-':>{width}} {'-':>19} {_shown(name)} (leads nowhere, or cannot be looked at)"
+        return f"?  {'-':>{width}} {'-':>19} {_on_one_line(name)} (leads nowhere, or cannot be looked at)"
     letter = {"directory": "d", "file": "-", "other": "?"}[_kind(entry)]
     link = "l" if entry.is_symlink else " "
     when = datetime.fromtimestamp(entry.modified_at_ms / 1000).astimezone()
-    return f"{letter}{link} {entry.size:>{width}} {when:%Y-%m-%d %H:%M:%S} {_shown(name)}"
+    return f"{letter}{link} {entry.size:>{width}} {when:%Y-%m-%d %H:%M:%S} {_on_one_line(name)}"
 
 
 def _kind(entry: FileMetadata) -> str:
@@ -394,6 +394,11 @@ def _shown(text: str, stream: TextIO | None = None) -> str:
     if not (stream or sys.stdout).isatty():
         return text
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def _on_one_line(name: str) -> str:
+    """A name in a list. Also in a pipe, one with a line break in it must not look like two."""
+    return _shown(name).replace("\n", r"\n").replace("\r", r"\r")
 
 
 # put and get ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 __all__ = [
+    "authority_option",
     "directory_there",
     "environment_option",
     "fail",
@@ -33,14 +34,7 @@ def server_options(required: bool) -> Callable[[F], F]:
             help="Server to use: ws://, wss://, unix://, relay+https:// or stdio:COMMAND."
             + ("" if required else " Without it the command runs on this machine."),
         )(command)
-        command = click.option(
-            "--ca-file",
-            envvar="EXEC_SERVER_CA_FILE",
-            type=click.Path(exists=True, dir_okay=False),
-            expose_value=False,
-            callback=lambda _, __, value: _trust(value),
-            help="Certificate authority of the server, where the system does not know it.",
-        )(command)
+        command = authority_option(command)
         return click.option(
             "--token-file",
             envvar="EXEC_SERVER_TOKEN_FILE",
@@ -49,6 +43,18 @@ def server_options(required: bool) -> Callable[[F], F]:
         )(command)
 
     return decorate
+
+
+def authority_option(command: F) -> F:
+    """`--ca-file`, which the command itself does not see."""
+    return click.option(
+        "--ca-file",
+        envvar="EXEC_SERVER_CA_FILE",
+        type=click.Path(exists=True, dir_okay=False),
+        expose_value=False,
+        callback=lambda _, __, value: _trust(value),
+        help="Certificate authority of the server, where the system does not know it.",
+    )(command)
 
 
 def _trust(path: str | None) -> None:

@@ -34,7 +34,7 @@ from .errors import (
     ServerRejected,
     Unsupported,
 )
-from .process import RemoteProcess
+from .process import RemoteProcess, check_timeout
 from .process_events import ProcessEvents, decode_event
 from .recovery import State
 from .rpc import Rpc
@@ -209,6 +209,7 @@ class Client(Session):
         The time is for both. If it is over, that is so whatever the server says: what may still run is
         ended when it answers.
         """
+        check_timeout(timeout)
         deadline = None if timeout is None else self._loop.time() + timeout
         try:
             async with asyncio.timeout_at(deadline) as limit:

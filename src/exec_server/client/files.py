@@ -588,7 +588,7 @@ class RemoteFiles:
         """Bring a file or a tree of this machine there, as `remote`; see client/transfers.py."""
         from .transfers import Upload
 
-        return await Upload(self._client, self, progress, verify).run(os.fspath(local), os.fspath(remote))
+        return await Upload(self._client, self, progress, verify).run(os.fsdecode(local), os.fsdecode(remote))
 
     async def download(
         self, remote: FilePath, local: FilePath, progress: Progress | None = None, *, verify: bool = True
@@ -596,13 +596,14 @@ class RemoteFiles:
         """Bring a file or a tree from there to this machine, as `local`; see client/transfers.py."""
         from .transfers import Download
 
-        return await Download(self._client, self, progress, verify).run(os.fspath(remote), os.fspath(local))
+        download = Download(self._client, self, progress, verify)
+        return await download.run(os.fsdecode(remote), os.fsdecode(local))
 
     # Calls ---------------------------------------------------------------------------------------
 
     def uri(self, path: FilePath) -> str:
         """The URI of a path as callers write it."""
-        path = os.fspath(path)
+        path = os.fsdecode(path)
         if path.startswith("file:"):
             try:
                 return parse(path)

@@ -38,7 +38,7 @@ from .reader import Reader
 if TYPE_CHECKING:
     from .client import Client
 
-__all__ = ["HISTORY_EVENTS", "RemoteProcess", "decode_event"]
+__all__ = ["HISTORY_EVENTS", "RemoteProcess", "check_timeout", "decode_event"]
 
 WRITE_BYTES: Final = 64 * 1024
 """What `communicate` writes at once."""
@@ -234,6 +234,7 @@ class RemoteProcess(ProcessEvents):
         return await self._status()
 
     async def _until(self, happened: asyncio.Future[None], what: str, timeout: float | None) -> None:
+        check_timeout(timeout)
         self._waiters += 1
         self._let_go_on()
         try:
@@ -273,6 +274,7 @@ class RemoteProcess(ProcessEvents):
             raise StdinClosed(f"process {self._id!r} was started without stdin")
         if self._stdin and not self._tty and not self._client.has("processCloseStdin"):
             raise StdinCloseUnsupported("this server cannot close stdin, so the input would never end")
+        check_timeout(timeout)
         if limit is not None and limit < 0:
             raise ValueError(f"a limit is a number of bytes, not {limit}")
         if self._gathered:
@@ -406,6 +408,12 @@ class RemoteProcess(ProcessEvents):
                     raise
             else:
                 return
+
+
+def check_timeout(timeout: float | None) -> None:
+    """ValueError for a time that is none: it would be over at once, or never."""
+    if timeout is not None and timeout != timeout:
+        raise ValueError(f"a timeout is a number of seconds, not {timeout}")
 
 
 class _Gathered:

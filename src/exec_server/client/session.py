@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from itertools import count
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -47,7 +45,8 @@ from .recovery import (
     noticed_sleep,
     step,
 )
-from .rpc import CLEANUP_METHODS, MAX_CALLS, Rpc, Take
+from .repeats import Repeats
+from .rpc import CLEANUP_METHODS, Rpc, Take
 
 __all__ = ["ConnectOptions", "Dialer", "InitializeReply", "Session", "asleep", "decoded"]
 
@@ -60,11 +59,6 @@ _in_a_hurry: ContextVar[frozenset[int]] = ContextVar("exec_server_in_a_hurry", d
 """The sessions whose calls must not wait for a recovery, by their number."""
 
 _numbers = count(1)
-
-
-FIRST_REPEAT_BYTES: Final = 64 * 1024
-MOST_REPEAT_BYTES: Final = 8 * 1024 * 1024
-"""What is sent again before anything of it is answered, at first and at most; one call always is."""
 
 
 class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,33 +82,6 @@ class InitializeReply(msgspec.Struct, rename="camel"):
     environment_info: dict[str, Any] | None = None
     binary_output: bool = False
     binary_files: bool = False
-
-
-class _Repeat:
-    """A call that is sent again on every new connection until it is answered."""
-
-    __slots__ = ("answer", "call", "lane", "method", "params", "size")
-
-    def __init__(self, method: str, params: Any, answer: asyncio.Future[Raw]) -> None:
-        self.method = method
-        self.params = params
-        self.answer = answer
-        self.call: asyncio.Future[Raw] | None = None
-        self.size = len(params.get("chunk", "")) if isinstance(params, dict) else 0
-        """What it has to carry, in bytes, as far as it matters."""
-        self.lane = _Lane()
-
-
-class _Lane:
-    """What is sent again of the calls about one process, which must stay in their order."""
-
-    __slots__ = ("limit", "unanswered", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: deque[_Repeat] = deque()
-        """Until others are answered."""
-        self.unanswered = 0
-        self.limit = FIRST_REPEAT_BYTES
 
 
 class _Listener(msgspec.Struct):
@@ -141,10 +108,7 @@ class Session:
         self._recovery: asyncio.Task[None] | None = None
         self._state_listeners: list[Callable[[State], None]] = []
         self._waiters: list[asyncio.Future[None]] = []
-        self._repeats: dict[int, _Repeat] = {}
-        self._repeat_order = count()
-        self._lanes: dict[str, _Lane] = {}
-        """By process; only of this connection."""
+        self._repeats = Repeats()
         self._background: set[asyncio.Future[Any]] = set()
         self._listeners: dict[str, _Listener] = {}
         self._after_close: list[Callable[[], Awaitable[None]]] = []
@@ -325,9 +289,9 @@ class Session:
 
         Such calls are repeated in the order in which they were made first.
         """
-        order = next(self._repeat_order)
+        number = self._repeats.number()
         sent = False
-        if self._state is State.CONNECTED and self._waiting_lane(params) is None:
+        if self._state is State.CONNECTED and not self._repeats.must_wait(params):
             try:
                 return decoded(method, await self._rpc.call(method, params), kind)
             except ConnectionLost:
@@ -336,76 +300,10 @@ class Session:
                     raise
         if self._state is State.RECOVERING and self._number in _in_a_hurry.get():
             raise Recovering("exec-server environment is recovering")
-        return decoded(method, await self._repeated(order, method, params, sent), kind)
-
-    async def _repeated(self, order: int, method: str, params: Any, sent: bool) -> Raw:
-        lane = self._waiting_lane(params) if self._state is State.CONNECTED else None
-        if self._state is not State.RECOVERING and lane is None:
+        waits = self._state is State.CONNECTED and self._repeats.must_wait(params)
+        if self._state is not State.RECOVERING and not waits:
             raise self._gone()
-        if not sent and len(self._repeats) >= MAX_CALLS:
-            raise TooManyCalls(f"exec-server has reached its limit of {MAX_CALLS} pending requests")
-        repeat = self._repeats[order] = _Repeat(method, params, self._loop.create_future())
-        if lane is not None:
-            repeat.lane = lane
-            lane.waiting.append(repeat)  # behind those that were made before
-        try:
-            return await repeat.answer
-        finally:
-            self._repeats.pop(order, None)
-            if repeat.call is not None and not repeat.call.done():
-                repeat.call.cancel()
-
-    def _send_repeats(self) -> None:
-        self._lanes = {}
-        for _, repeat in sorted(self._repeats.items()):
-            repeat.lane = self._lanes.setdefault(_process_of(repeat.params), _Lane())
-            repeat.lane.waiting.append(repeat)
-        for lane in self._lanes.values():
-            self._send_waiting(lane)
-
-    def _waiting_lane(self, params: Any) -> _Lane | None:
-        """Where a call has to wait for those that were made before, if it has to."""
-        lane = self._lanes.get(_process_of(params)) if self._lanes else None
-        return lane if lane is not None and lane.waiting else None
-
-    def _send_waiting(self, lane: _Lane) -> None:
-        """Send what is small, and of what is large more and more: a line that broke under all of it may not
-        break under a part, and what is answered is never sent again."""
-        while lane.waiting and self._state is State.CONNECTED:
-            repeat = lane.waiting[0]
-            if repeat.answer.done():
-                lane.waiting.popleft()
-                continue
-            if lane.unanswered and lane.unanswered + repeat.size > lane.limit:
-                return
-            try:
-                repeat.call = self._rpc.send(repeat.method, repeat.params, again=True)
-            except ConnectionLost:
-                return  # lost again already; the next recovery sends them
-            lane.waiting.popleft()
-            lane.unanswered += repeat.size
-            repeat.call.add_done_callback(partial(self._repeat_answered, repeat))
-
-    def _repeat_answered(self, repeat: _Repeat, done: asyncio.Future[Raw]) -> None:
-        if repeat.call is not done:
-            return
-        self._settle_repeat(repeat, done)
-        lane = repeat.lane
-        lane.unanswered -= repeat.size
-        if lane.waiting and not self._rpc.closed:
-            lane.limit = min(lane.limit * 2, MOST_REPEAT_BYTES)
-            self._send_waiting(lane)
-
-    def _settle_repeat(self, repeat: _Repeat, done: asyncio.Future[Raw]) -> None:
-        if done.cancelled() or repeat.answer.done():
-            return
-        error = done.exception()
-        if error is None:
-            repeat.answer.set_result(done.result())
-        elif not isinstance(error, ConnectionLost):
-            repeat.answer.set_exception(error)
-        elif self._failure is not None:
-            repeat.answer.set_exception(self._failure)
+        return decoded(method, await self._repeats.answer(number, method, params, sent=sent), kind)
 
     def tell(self, method: str, params: Any) -> None:
         """A call whose answer nobody waits for; dropped while there is no connection."""
@@ -489,7 +387,7 @@ class Session:
             self._give_up(ConnectionLost(disconnect_text(reason)))
             return
         log.info("connection lost, making it again", session=self.session_id, reason=reason)
-        self._lanes = {}
+        self._repeats.pause()
         self._become(Happening.LOST)
         for listener in list(self._listeners.values()):
             if listener.resumed is None:
@@ -564,7 +462,7 @@ class Session:
         self._recovery = None
         log.info("connection made again", session=self.session_id)
         self._become(Happening.RESUMED)
-        self._send_repeats()
+        self._repeats.resume(link)
         self._wake()
         for listener in list(self._listeners.values()):
             if listener.resumed is not None:
@@ -580,10 +478,7 @@ class Session:
 
     def _end(self, text: str, error: Callable[[], ConnectionLost]) -> None:
         self._session_ended(text)
-        for repeat in list(self._repeats.values()):
-            if not repeat.answer.done():
-                repeat.answer.set_exception(error())
-                repeat.answer.exception()
+        self._repeats.fail(error)
         for listener in list(self._listeners.values()):
             listener.lost(text)
         self._wake()
@@ -639,11 +534,6 @@ class Session:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-def _process_of(params: Any) -> str:
-    """The id of the process that a call is about; empty for one that is about none."""
-    return str(params.get("processId", "")) if isinstance(params, dict) else ""
 
 
 def asleep() -> float:

@@ -7,7 +7,7 @@ through a private server on stdio or one inside this process, so that nothing be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..client.client import Client, ConnectOptions, Dialer
 from ..client.errors import Unsupported
@@ -21,6 +21,25 @@ if TYPE_CHECKING:
     from .connect import Connecting, Target
 
 __all__ = ["Environment", "HeldEnvironment", "dialed"]
+
+
+FOR_RIDERS: Final = frozenset(
+    (
+        "binary_files",
+        "call_for_part",
+        "call_until_answered",
+        "forget",
+        "hung_up",
+        "listen",
+        "losses",
+        "on_close",
+        "open",
+        "put_block",
+        "stands_for",
+        "tell",
+    )
+)
+"""What files, processes and HTTP need of a session, and nobody else."""
 
 
 class Environment(Client):
@@ -71,6 +90,10 @@ class Environment(Client):
             "requirementsPaths": [list(path) for path in requirements_paths],
         }
         return await self.call("environmentConfig/read", params, ConfigReadResult)
+
+    def __dir__(self) -> list[str]:
+        """What is for callers. The rest is for the parts of this library that ride on a session."""
+        return [name for name in super().__dir__() if name not in FOR_RIDERS]
 
     def __repr__(self) -> str:
         return f"<Environment {self.address} {self.state.value}>"

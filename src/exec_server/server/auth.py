@@ -140,7 +140,7 @@ def _well_spelled(token: str) -> bool:
         json.loads(raw[1], object_pairs_hook=_each_name_once)
     except (ValueError, RecursionError):
         return False
-    return type(described.get("typ")) in (str, type(None))
+    return all(type(described.get(name)) in (str, type(None)) for name in ("typ", "cty"))
 
 
 def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

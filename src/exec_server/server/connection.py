@@ -3,13 +3,16 @@
 Requests take effect in the order in which they arrive. What can be answered now is answered now; what
 has to wait (a long poll, a spawn, an HTTP request) becomes a Pending, steps aside, and never delays
 what comes behind it. At most `waiting_requests` may wait; when that many do, ordinary requests queue
-in order, and only the few of the control lane (status, signal, terminate) still pass.
+in order, and only the few of the control lane (status, signal, terminate) still pass. Who only waits for
+a process (`process/wait`, and where nobody else may wait, `process/read`) is not one of them: of those,
+there may be `long_polls`, and more are refused, for the control lane must go on being read.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from errno import EMFILE
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
@@ -67,6 +70,8 @@ class Connection:
         """The client has shown that it knows what this server adds to the reference's protocol."""
         self._legacy = False
         self._waiting: dict[Pending[Any], int] = {}
+        self._polls: dict[Pending[Any], int] = {}
+        self._polls_bytes = 0
         self._queue: deque[tuple[Request, dispatch.Method, int]] = deque()
         self._queued_bytes = 0
         self._queue_planned = False
@@ -138,6 +143,12 @@ class Connection:
         self._run_queue()
         self._make_room()
 
+    def probe(self) -> None:
+        """Find out whether the connection is broken, where the channel can."""
+        probe = getattr(self.channel, "probe", None)
+        if probe is not None:
+            probe()
+
     def room(self) -> Pending[None] | None:
         """None while there is room for more messages, else what settles when there is."""
         if self._paused and self._room is None:
@@ -155,9 +166,10 @@ class Connection:
         self._ended = True
         log.info("connection closed", peer=self.channel.peer, reason=reason)
         self.server.metrics.connections -= 1
-        for pending in list(self._waiting):
+        for pending in (*self._waiting, *self._polls):
             pending.cancel()
         self._waiting.clear()
+        self._polls.clear()
         self._queue.clear()
         for body in list(self.http_streams.values()):
             if body is not None:
@@ -184,6 +196,8 @@ class Connection:
         if method.control or (not self._queue and self._has_room()):
             self._run(request, method, size)
             return
+        if method.long_poll and len(self._queue) >= self.server.limits.queued_requests // 2:
+            raise _too_many(len(self._waiting) + len(self._polls))
         self._queue.append((request, method, size))
         self._queued_bytes += size
         self._watch_intake()
@@ -212,12 +226,32 @@ class Connection:
             if result.settled:
                 self._answer_settled(request.id, result, started)
                 return
+            if method.long_poll and not (method.takes_turn and self.server.limits.waiting_requests > 1):
+                self._poll(request.id, result, size, started)
+                return
             self._waiting[result] = size
             self._queued_bytes += size
             self._watch_intake()
             result.then(lambda done: self._waited(request.id, done, started))
         else:
             self._answer(request.id, result, started)
+
+    def _poll(self, request_id: RequestId, pending: Pending[Any], size: int, started: float) -> None:
+        limits = self.server.limits
+        if len(self._polls) >= limits.long_polls or self._polls_bytes + size > limits.waiting_bytes:
+            pending.cancel()
+            self._answer_error(request_id, _too_many(len(self._polls)), started)
+            return
+        self._polls[pending] = size
+        self._polls_bytes += size
+        pending.then(lambda done: self._polled(request_id, done, started))
+
+    def _polled(self, request_id: RequestId, pending: Pending[Any], started: float) -> None:
+        self._polls_bytes -= self._polls.pop(pending, 0)
+        if not self._ended:
+            self._answer_settled(request_id, pending, started)
+            self._check_unsent()
+            self._stay_awake()
 
     def _waited(self, request_id: RequestId, pending: Pending[Any], started: float) -> None:
         self._queued_bytes -= self._waiting.pop(pending, 0)
@@ -284,7 +318,8 @@ class Connection:
     def _answer_error(self, request_id: RequestId, error: Exception, started: float) -> None:
         if isinstance(error, OSError) and error.errno in EXHAUSTED:
             log.error("a request failed for want of descriptors (ulimit -n)", reason=error.strerror)
-            error = internal_error(f"the server is out of file descriptors for now: {error.strerror}")
+            text = "No file descriptors available" if error.errno == EMFILE else error.strerror
+            error = internal_error(f"{text} (os error {error.errno})")
         elif not isinstance(error, RpcError):
             log.error("a request failed in an unforeseen way", exc_info=error)
             # The names of files on this machine are for the log, not for the peer.
@@ -367,3 +402,7 @@ class Connection:
             "an answer to a question never asked, disconnecting", peer=self.channel.peer, id=answer.id
         )
         self.channel.abort()
+
+
+def _too_many(count: int) -> RpcError:
+    return invalid_request(f"too many requests wait for processes ({count})")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from ..local.process import descriptors
 from ..wire.handshake import InitializeParams
+from ..wire.params import NoParams
 
 if TYPE_CHECKING:
     from .connection import Connection
@@ -27,6 +29,11 @@ class Method(Struct, frozen=True):
     """The word of the handshake errors; None for what comes before the handshake."""
     control: bool = False
     """Passes even when everything else has to queue."""
+    long_poll: bool = False
+    """Waits for a process, for as long as it takes: it must never delay anybody, not even where requests are
+    done one at a time."""
+    takes_turn: bool = False
+    """A long poll that is one of those that may wait at once, where that is more than one."""
     legacy: bool = False
     """Belongs to the first dialect."""
     extension: bool = False
@@ -50,7 +57,12 @@ _FAMILIES: Final = {
 _INITIALIZE: Final = Method(
     InitializeParams, lambda connection, params: connection.initialize(params), family=None
 )
-_methods: dict[str, Method] = {"initialize": _INITIALIZE}
+_STATUS: Final = Method(
+    NoParams, lambda _connection, _params: {"status": "ready"}, "environment status", control=True
+)
+"""An answer at all is the answer, so it must need nothing: nothing is imported for it."""
+
+_methods: dict[str, Method] = {"initialize": _INITIALIZE, "environment/status": _STATUS}
 _loaded: set[str] = set()
 
 
@@ -78,5 +90,16 @@ def load_next() -> bool:
 
 
 def _load(module: str) -> None:
-    _methods.update(import_module(f".handlers.{module}", __package__).METHODS)
+    name = f".handlers.{module}"
+    try:
+        family = import_module(name, __package__)
+    except OSError as error:
+        if error.errno not in descriptors.EXHAUSTED:
+            raise
+        # With those put by for hard times: a call that opens nothing itself works even then.
+        try:
+            family = descriptors.afford(import_module, name, __package__)
+        finally:
+            descriptors.keep_spare()
+    _methods.update(family.METHODS)
     _loaded.add(module)

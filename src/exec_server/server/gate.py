@@ -47,6 +47,8 @@ class Gate:
             return Answer(400, "`Sec-WebSocket-Version` header did not include '13'")
         if head.get("sec-websocket-key") is None:
             return Answer(400, "`Sec-WebSocket-Key` header missing")
+        if head.old:
+            return Answer(426, "WebSocket request couldn't be upgraded since no upgrade state was present")
         return self._refusal(head)
 
     def _probe(self, head: Head) -> Answer:

@@ -88,6 +88,9 @@ class SessionRegistry:
         if session is None:
             raise invalid_request(f"unknown session id {session_id}")
         if session.state is SessionState.ATTACHED:
+            if session.connection is not None:
+                # Its client is here, so that one may be broken without our having noticed.
+                session.connection.probe()
             raise RpcError(
                 ALREADY_ATTACHED, f"session {session_id} is already attached to another connection"
             )

@@ -39,6 +39,8 @@ class Head(NamedTuple):
     method: str
     path: str
     headers: list[tuple[str, str]]
+    old: bool = False
+    """HTTP/1.0, which knows neither upgrades nor connections that stay open."""
 
     def get(self, name: str) -> str | None:
         """The first header of that name."""
@@ -117,7 +119,8 @@ class Door(asyncio.Protocol):
         has_body = head.get("transfer-encoding") is not None or head.get("content-length") not in (None, "0")
         del self._received[:end]
         # A body nobody reads would be taken for the next request.
-        self._reply(answer, head, keep=not has_body and not head.has_word("connection", "close"))
+        keep = not has_body and not head.old and not head.has_word("connection", "close")
+        self._reply(answer, head, keep=keep)
 
     def _upgrade(self, head: Head, end: int) -> None:
         transport, self._transport = self._transport, None
@@ -195,4 +198,4 @@ def _parse_head(raw: bytes) -> Head | None:
     path = target.partition("?")[0]
     if authority is not None and not path:
         path = "/"
-    return Head(words[0].decode(), path, headers)
+    return Head(words[0].decode(), path, headers, old=words[2] == b"HTTP/1.0")

@@ -310,8 +310,13 @@ class WebSocketChannel(WSListener):
 
     def _ping(self) -> None:
         if self._transport is not None:
-            self._transport.send_ping(b"")
+            self.probe()
             self._plan_ping()
+
+    def probe(self) -> None:
+        """Ask whether the peer is there: if the connection is known to be broken, this ends it."""
+        if self._transport is not None:
+            self._transport.send_ping(b"")
 
 
 def _frame(opcode: int, size: int) -> bytes:

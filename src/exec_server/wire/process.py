@@ -17,6 +17,7 @@ __all__ = [
     "ListParams",
     "ListResult",
     "ListedProcess",
+    "ManagedNetwork",
     "Metadata",
     "OutputChunk",
     "ProcessParams",
@@ -110,6 +111,13 @@ class ShellSnapshot(Params):
     shell: ShellOfSnapshot
 
 
+class ManagedNetwork(Params):
+    """What a sandbox may know of the network its proxy manages."""
+
+    loopback_ports: list[U16] = []
+    allow_local_binding: bool = False
+
+
 class StartParams(Params):
     """`process/start`."""
 
@@ -125,7 +133,7 @@ class StartParams(Params):
     shell_snapshot: ShellSnapshot | None = None
     sandbox: AnySandbox = None
     enforce_managed_network: bool = False
-    managed_network: dict[str, Any] | None = None
+    managed_network: ManagedNetwork | None = None
     network_proxy: dict[str, Any] | None = None
     pty_size: PtySize | None = None
     spawn: SpawnMode | None = None

@@ -213,20 +213,28 @@ def _parse_host(text: str) -> str:
         host = _unquote(text).decode("utf-8")
     except UnicodeDecodeError:
         raise _bad_host() from None
-    if host.isascii() and "xn--" not in host.lower():
-        host = host.lower()
-    else:
-        import idna
-
-        try:
-            host = idna.encode(host, uts46=True, transitional=False).decode("ascii")
-        except (idna.IDNAError, UnicodeError):
-            raise _bad_host() from None
-    if not host or _FORBIDDEN_IN_HOST.search(host):
+    host = host.lower() if host.isascii() and "xn--" not in host.lower() else _international(host)
+    if not host:
+        raise invalid_params("invalid URI: empty host")
+    if _FORBIDDEN_IN_HOST.search(host):
         raise _bad_host()
     if _ends_in_number(host):
         host = _parse_ipv4(host)
     return "" if host == "localhost" else host
+
+
+def _international(host: str) -> str:
+    """In ASCII, label by label: an empty one is as good here as in a host that was ASCII from the start."""
+    import idna
+
+    try:
+        labels = idna.uts46_remap(host, std3_rules=False, transitional=False).split(".")
+        return ".".join(
+            label if label.isascii() and not label.startswith("xn--") else idna.alabel(label).decode()
+            for label in labels
+        )
+    except (idna.IDNAError, UnicodeError):
+        raise _bad_host() from None
 
 
 def _bad_host() -> RpcError:

@@ -49,8 +49,21 @@ def test_kinds_and_links(root: Path) -> None:
     assert found(root, "s*/d*", kind="any") == ["src/deep"]
     assert found(root, "link/*.py") == []
     assert found(root, "link/*.py", follow_symlinks=True) == ["link/b.py"]
-    everything = found(root, "**/c.py", follow_symlinks=True)
-    assert len(everything) == 1
+    assert found(root, "*/") == ["link", "src"]
+    assert found(root, "**/", kind="any") == ["link", "src", "src/deep", "src/up"]
+
+
+def test_links_are_followed_until_they_come_back(root: Path) -> None:
+    """Every way to a directory counts, but for those that go through it twice."""
+    assert found(root, "**/c.py", follow_symlinks=True) == ["link/deep/c.py", "src/deep/c.py"]
+    (root / "other").mkdir()
+    (root / "other" / "to").symlink_to("../src")
+    (root / "src" / "back").symlink_to("../other")
+    assert found(root, "**/b.py", follow_symlinks=True) == [
+        "link/b.py",
+        "other/to/b.py",
+        "src/b.py",
+    ]
 
 
 def test_limits(root: Path) -> None:

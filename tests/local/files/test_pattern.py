@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from exec_server.local.files.pattern import BadPattern, PathPattern
+from exec_server.local.files.pattern import BadPattern, PathPattern, check_closed
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,8 @@ from exec_server.local.files.pattern import BadPattern, PathPattern
         ("[!a-c]x", ["dx"], ["ax"]),
         ("[]]x", ["]x"], ["x"]),
         ("[x", ["[x"], ["x"]),
+        ("[[]x", ["[x"], ["x"]),
+        ("[{]x[}]", ["{x}"], ["x"]),
         ("{a,b{c,d}}.x", ["a.x", "bc.x", "bd.x"], ["b.x"]),
         ("{a}", ["{a}"], ["a"]),
         (r"\*", ["*"], ["a"]),
@@ -50,6 +52,18 @@ def test_hidden_names() -> None:
 def test_what_is_no_pattern(pattern: str) -> None:
     with pytest.raises(BadPattern):
         PathPattern(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["[", "[x", "[!", "{a", "a}", "{a,{b}", "[]"])
+def test_what_is_not_closed(pattern: str) -> None:
+    with pytest.raises(BadPattern, match=r"is not closed|has no"):
+        check_closed(pattern)
+    PathPattern(pattern)
+
+
+def test_what_is_closed() -> None:
+    for pattern in ("[]]", "[{]", "{a,[}]}", r"\{", r"\[", "{a,{b,c}}"):
+        check_closed(pattern)
 
 
 def test_stars_do_not_think_for_ever() -> None:

@@ -150,6 +150,8 @@ def test_parts(tmp_path: Path, size: int) -> None:
         (0, size + 1),
         (size, 1),
         (2**63, 1),
+        (0, 2**62),
+        (3, 2**64 - 1),
         (size // 2, None),
         (1, content.PIECE_BYTES),
         (0, 0),
@@ -158,6 +160,14 @@ def test_parts(tmp_path: Path, size: int) -> None:
         end = size if length is None else offset + length
         assert base64.b64decode(result["dataBase64"], validate=True) == data[offset:end]
         assert result["eof"] is (end >= size)
+
+
+def test_a_range_is_cut_where_an_answer_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exec_server.local.files.read.MAX_READ_BYTES", 10)
+    (tmp_path / "f").write_bytes(b"0123456789abcdef")
+    for offset, data, eof in ((0, b"0123456789", False), (10, b"abcdef", True)):
+        result = json.loads(bytes(read_range(os.fsencode(tmp_path / "f"), True, offset, 2**62)))
+        assert (base64.b64decode(result["dataBase64"]), result["eof"]) == (data, eof)
 
 
 def test_a_part_of_a_file_that_is_too_large_as_a_whole(tmp_path: Path) -> None:

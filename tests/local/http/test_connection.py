@@ -2,14 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
+import socket
 
 import pytest
 
 from exec_server.local.http import MAX_BUFFERED_BODY_BYTES, Exchange, body
 from exec_server.wire.base64 import decode
 from exec_server.wire.errors import INTERNAL_ERROR, RpcError
-from support.far import BROKEN_BODIES, always, joined, machine, params, received, run, streamed
+from support.far import BROKEN_BODIES, OK, Far, always, joined, machine, params, received, run, streamed
+
+# What is sent, is sent once ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
+def test_a_request_that_was_read_and_not_answered_is_not_sent_again(method: str, used_before: bool) -> None:
+    async def work() -> list[str]:
+        async def answer(path: str, writer: asyncio.StreamWriter) -> bool:
+            if path == "/drop":
+                return True
+            writer.write(OK)
+            return False
+
+        async with machine() as http, Far(answer) as far:
+            if used_before:
+                await http.open(params(far.url))
+            with pytest.raises(RpcError, match="error sending request"):
+                await http.open(params(f"{far.url}/drop", method, bodyBase64="YQ=="))
+            assert far.connections == 1
+            return far.requests[used_before:]
+
+    assert len(run(work())) == 1
+
+
+def test_a_connection_closed_while_it_was_idle_is_not_used_again() -> None:
+    async def work() -> int:
+        ends: list[asyncio.StreamWriter] = []
+
+        async def answer(_: str, writer: asyncio.StreamWriter) -> bool:
+            ends.append(writer)
+            writer.write(OK)
+            return False
+
+        async with machine() as http, Far(answer) as far:
+            await http.open(params(far.url))
+            # Before the loop has had a chance to see it.
+            ends[0].get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+            await http.open(params(far.url, "POST"))
+            return far.connections
+
+    assert run(work()) == 2
+
 
 # What is received --------------------------------------------------------------------------------
 

@@ -57,10 +57,32 @@ def test_given_headers_win() -> None:
     )
 
 
-def test_a_wrong_length_is_corrected() -> None:
-    text = sent(method="POST", bodyBase64=encode(b"hello"), headers=[header("Content-Length", "3")])
-    assert "content-length: 5\r\n" in text
+@pytest.mark.parametrize("length", ["3", "10", "0"])
+def test_a_wrong_length_is_refused(length: str) -> None:
+    error = failure(DEAD, "POST", bodyBase64=encode(b"hello"), headers=[header("Content-Length", length)])
+    assert (error.code, error.message) == (
+        INVALID_PARAMS,
+        f"http/request header content-length is {length}, but the body has 5 bytes",
+    )
+
+
+@pytest.mark.parametrize("length", ["5", "five", ""])
+def test_the_length_is_said_once(length: str) -> None:
+    text = sent(method="POST", bodyBase64=encode(b"hello"), headers=[header("Content-Length", length)] * 2)
+    assert text.count("content-length: 5\r\n") == text.count("content-length") == 1
     assert text.endswith("\r\n\r\nhello")
+
+
+def test_a_length_without_a_body_is_none() -> None:
+    assert "content-length: 0\r\n" in sent(headers=[header("Content-Length", "10")])
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [("/x?", "/x?"), ("/x?#f", "/x?"), ("?", "/?"), ("/x", "/x"), ("/a%2fb?c=%7e", "/a%2fb?c=%7e")],
+)
+def test_a_query_may_be_empty(url: str, target: str) -> None:
+    assert sent("http://{host}" + url).startswith(f"GET {target} HTTP/1.1\r\n")
 
 
 def test_chunked_is_possible() -> None:

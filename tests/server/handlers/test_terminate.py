@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +25,20 @@ def test_a_graceful_end_takes_what_was_left_behind(ws: WebSocketPeer) -> None:
     assert ws.call("process/terminate", {"processId": process_id, "mode": mode}) == {"running": True}
     assert ws.finished(process_id).exit_code == 143
     gone(marker)
+
+
+@pytest.mark.parametrize("tty", [False, True])
+def test_a_graceful_end_reaches_who_is_stopped(ws: WebSocketPeer, tty: bool) -> None:
+    script = "trap 'echo obeyed; exit 7' TERM; echo pid $$ ready; while :; do sleep 0.05; done"
+    process_id = ws.shell(script, tty=tty)
+    ws.saw(process_id, b"ready")
+    pid = int(ws.records[process_id].output.split()[1])
+    os.kill(pid, signal.SIGSTOP)
+    mode = {"type": "graceful", "timeoutMs": 20_000}
+    assert ws.call("process/terminate", {"processId": process_id, "mode": mode}) == {"running": True}
+    record = ws.finished(process_id)
+    assert record.exit_code == 7
+    assert b"obeyed" in record.output
 
 
 def test_force_on_a_process_that_has_exited_kills_its_background_children(ws: WebSocketPeer) -> None:

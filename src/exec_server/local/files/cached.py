@@ -20,7 +20,6 @@ from typing import Final
 from ...wire.binary import FilePart
 from ...wire.envelope import Encoded
 from ...wire.files import MetadataResult, content_result, ranged_result
-from .content import MAX_READ_BYTES
 from .errors import failure
 from .kernel import RESOLVE_CACHED, RESOLVE_NO_XDEV, birth_time_ms, openat2
 from .metadata import metadata_result
@@ -165,8 +164,6 @@ def cached_read_range(
     path: bytes, offset: int, length: int | None, binary: bool
 ) -> Encoded | FilePart | None:
     """The answer to `read_range`, likewise."""
-    if length is not None and length > MAX_READ_BYTES:
-        return None  # an error, however small the file is
     content = _content(path)
     if content is None:
         return None

@@ -14,7 +14,7 @@ from .directory import make_directories
 from .errors import os_error
 from .lane import ALONE, Turn
 from .paths import opened, resolved
-from .write import replace_file, write_all
+from .write import mode_after_writing, replace_file, write_all
 
 __all__ = ["copy", "copy_content"]
 
@@ -74,7 +74,7 @@ def _copy_file(source: bytes, target: bytes, turn: Turn) -> None:
             target,
             lambda into: copy_content(descriptor, into, turn),
             info.st_size,
-            mode=stat.S_IMODE(info.st_mode),
+            mode=mode_after_writing(stat.S_IMODE(info.st_mode)),
             turn=turn,
             same_file_as=info,
         )

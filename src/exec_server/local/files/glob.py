@@ -19,6 +19,9 @@ MAX_RESULTS: Final = 50_000
 MAX_EXAMINED: Final = 1_000_000
 """Entries looked at for one answer."""
 
+_Above = tuple[tuple[int, int], "_Above | None"]
+"""A directory and those it was reached through."""
+
 
 def glob(path: bytes, params: GlobParams, turn: Turn = ALONE) -> dict[str, object]:
     """Paths below a directory that fit, sorted; those of unreadable directories are left out."""
@@ -33,20 +36,22 @@ def glob(path: bytes, params: GlobParams, turn: Turn = ALONE) -> dict[str, objec
     found: list[bytes] = []
     examined = 0
     truncated = False
-    seen = {os.path.realpath(path)}
-    todo: list[tuple[bytes, States]] = [(path, pattern.start())]
+    kind = "directory" if params.pattern.endswith("/") else params.kind
+    todo: list[tuple[bytes, States, _Above]] = [(path, pattern.start(), (_identity(os.stat(path)), None))]
     while todo and not truncated:
         turn.check()
-        directory, states = todo.pop()
+        directory, states, above = todo.pop()
         for entry, following in _fitting(directory, states, pattern, params.hidden):
             examined += 1
-            if pattern.matches(following) and _is_kind(entry, params.kind):
+            if pattern.matches(following) and _is_kind(entry, kind):
                 if len(found) == params.max_results:
                     truncated = True
                     break
                 found.append(entry.path)
-            if pattern.goes_on(following) and _may_enter(entry, params.follow_symlinks, seen):
-                todo.append((entry.path, following))
+            if pattern.goes_on(following):
+                chain = _entered(entry, params.follow_symlinks, above)
+                if chain is not None:
+                    todo.append((entry.path, following, chain))
         truncated |= examined > MAX_EXAMINED
     return {"paths": sorted(map(to_uri, found)), "truncated": truncated}
 
@@ -76,16 +81,27 @@ def _is_kind(entry: os.DirEntry[bytes], kind: str) -> bool:
         return False
 
 
-def _may_enter(entry: os.DirEntry[bytes], follow: bool, seen: set[bytes]) -> bool:
+def _entered(entry: os.DirEntry[bytes], follow: bool, above: _Above) -> _Above | None:
+    """The way to a directory, itself first; None for what is not to be entered.
+
+    Links may lead to one directory by several ways, and each of them counts. Only a way that comes back to
+    where it has been would never end.
+    """
     try:
         if not entry.is_dir(follow_symlinks=follow):
-            return False
+            return None
+        if not follow:
+            return above
+        identity = _identity(entry.stat())
     except OSError:
-        return False
-    if not follow:
-        return True
-    real = os.path.realpath(entry.path)
-    if real in seen:
-        return False
-    seen.add(real)
-    return True
+        return None
+    earlier: _Above | None = above
+    while earlier is not None:
+        if earlier[0] == identity:
+            return None
+        earlier = earlier[1]
+    return identity, above
+
+
+def _identity(info: os.stat_result) -> tuple[int, int]:
+    return info.st_dev, info.st_ino

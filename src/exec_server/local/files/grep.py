@@ -3,22 +3,26 @@ expression that never ends, ends with the process.
 
     python -m exec_server.local.files.grep '{"path": ..., "pattern": ..., ...}'
 
-Prints what `rg --json` prints, as far as `search` reads it. Knows nothing of `.gitignore`.
+Prints what `rg --json` prints, as far as `search` reads it, and `incomplete` if lines were given up.
 """
 
 from __future__ import annotations
 
 import base64
+import codecs
+import io
 import json
 import os
 import re
 import stat
 import sys
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
 
-from exec_server.local.files.pattern import BadPattern, PathPattern
+from exec_server.local.files.matcher import Matcher
+from exec_server.local.files.pattern import BadPattern
+from exec_server.local.files.selection import Rules, selected_files
 
 __all__ = ["main"]
 
@@ -28,101 +32,92 @@ BINARY_LOOK_BYTES = 8192
 MAX_LINE_BYTES = 4096
 """Of a line that is printed, as in search.py: a file may be one line of any length."""
 
+MAX_GIVEN_UP = 3
+"""Lines of one file that took too long, after which the rest of it is left alone."""
+
+_FLAGS = re.compile(r"\(\?[aimsux]+\)")
+
 
 def main(options: dict[str, Any]) -> int:
     """0 if something was found, 1 if not, 2 if the question makes no sense."""
-    source = re.escape(options["pattern"]) if options["fixedStrings"] else options["pattern"]
-    if options["wholeWords"]:
-        source = rf"(?<!\w)(?:{source})(?!\w)"
     try:
-        regex = re.compile(
-            source.encode("utf-8", "surrogateescape"), re.IGNORECASE if options["ignoreCase"] else 0
-        )
-        wanted = [PathPattern(_anywhere(glob)) for glob in options["globs"] if not glob.startswith("!")]
-        unwanted = [PathPattern(_anywhere(glob[1:])) for glob in options["globs"] if glob.startswith("!")]
-    except (re.error, BadPattern) as error:
+        regex = _compile(options)
+        globs = Rules(options["globs"])
+    except (re.error, OverflowError, RecursionError, BadPattern) as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    matcher = Matcher(regex, MAX_LINE_BYTES)
     found = False
-    for path, name in _files(os.fsencode(options["path"]), options["hidden"]):
-        if wanted and not any(pattern.fits(name) for pattern in wanted):
-            continue
-        if not any(pattern.fits(name) for pattern in unwanted):
-            found |= _search(path, regex, options["beforeContext"], options["afterContext"])
+    path = os.fsencode(options["path"])
+    for file in selected_files(path, globs, options["hidden"], not options["noIgnore"]):
+        found |= _search(file, matcher, options["beforeContext"], options["afterContext"])
     return 0 if found else 1
 
 
-def _anywhere(glob: str) -> str:
-    """As in `.gitignore`: without a slash, a pattern is about names and not about places."""
-    return glob if "/" in glob.rstrip("/") else f"**/{glob}"
+def _compile(options: dict[str, Any]) -> re.Pattern[str]:
+    source: str = options["pattern"]
+    flags = ""
+    if options["fixedStrings"]:
+        source = re.escape(source)
+    elif begin := _FLAGS.match(source):
+        flags, source = begin[0], source[begin.end() :]  # Python wants them in front of everything
+    if options["wholeWords"]:
+        source = rf"(?<!\w)(?:{source})(?!\w)"
+    return re.compile(flags + source, re.IGNORECASE if options["ignoreCase"] else 0)
 
 
-def _files(path: bytes, hidden: bool) -> Iterator[tuple[bytes, str]]:
-    """Regular files, sorted, and how they are called below the path."""
-    if not os.path.isdir(path):
-        yield path, os.path.basename(path).decode("utf-8", "surrogateescape")
-        return
-    todo = [(path, "")]
-    while todo:
-        directory, prefix = todo.pop()
-        try:
-            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-        except OSError:
-            continue
-        below: list[tuple[bytes, str]] = []
-        for entry in entries:
-            if entry.name.startswith(b".") and not hidden:
-                continue
-            name = prefix + entry.name.decode("utf-8", "surrogateescape")
-            if entry.is_dir(follow_symlinks=False):
-                below.append((entry.path, name + "/"))
-            elif entry.is_file(follow_symlinks=False):
-                yield entry.path, name
-        todo += reversed(below)
-
-
-def _search(path: bytes, regex: re.Pattern[bytes], before: int, after: int) -> bool:
+def _search(path: bytes, matcher: Matcher, before: int, after: int) -> bool:
     found = False
     recent: deque[tuple[int, int, bytes]] = deque(maxlen=before)
-    owed = 0
+    owed = given_up = 0
     try:
         # Without waiting: somebody may have put a FIFO there meanwhile.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return False
-            if b"\0" in file.read(BINARY_LOOK_BYTES):
-                return False
-            file.seek(0)
-            offset = 0
-            for number, line in enumerate(file, 1):
-                matches = _matches(regex, line.rstrip(b"\r\n"))
-                if matches is not None:
+            for number, offset, line in _lines(file):
+                matches = matcher.spans(line.rstrip(b"\r\n"))
+                if matches is None:
+                    given_up += 1
+                    if given_up == 1:
+                        sys.stdout.write('{"type": "incomplete"}\n')
+                    if given_up == MAX_GIVEN_UP:
+                        break
+                    matches = []
+                if matches:
                     found = True
                     for earlier in recent:
                         _say("context", path, earlier, [])
                     recent.clear()
-                    _say("match", path, (number, offset, line), matches)
+                    shown = [span for span in matches if span[1] <= MAX_LINE_BYTES]
+                    _say("match", path, (number, offset, line), shown)
                     owed = after
                 elif owed:
                     owed -= 1
                     _say("context", path, (number, offset, line), [])
                 elif before:
                     recent.append((number, offset, line))
-                offset += len(line)
     except OSError:
         pass  # gone, or not ours to read
     return found
 
 
-def _matches(regex: re.Pattern[bytes], line: bytes) -> list[tuple[int, int]] | None:
-    """Where it matches in what is shown of a line; None if it does not match at all."""
-    found: list[tuple[int, int]] | None = None
-    for match in regex.finditer(line):
-        found = found or []
-        if match.end() > MAX_LINE_BYTES:
-            break
-        found.append(match.span())
-    return found
+def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    """The lines of a text with their number and place, in UTF-8 if it says that it is in UTF-16."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return
+    beginning = file.read(BINARY_LOOK_BYTES)
+    file.seek(0)
+    lines: Iterable[bytes] = file
+    offset = 0
+    if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        text = io.TextIOWrapper(file, "utf-16", "replace", newline="\n")
+        lines = (line.encode() for line in text)
+    elif b"\0" in beginning:
+        return
+    elif beginning.startswith(codecs.BOM_UTF8):
+        offset = file.seek(len(codecs.BOM_UTF8))
+    for number, line in enumerate(lines, 1):
+        yield number, offset, line
+        offset += len(line)
 
 
 def _say(kind: str, path: bytes, where: tuple[int, int, bytes], matches: list[tuple[int, int]]) -> None:
@@ -147,6 +142,6 @@ def _text(raw: bytes) -> dict[str, str]:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(json.loads(sys.argv[1])))
+        sys.exit(main(json.loads("".join(sys.argv[1:]))))
     except BrokenPipeError:
         os._exit(1)  # enough was found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["BadPattern", "PathPattern", "States"]
+__all__ = ["BadPattern", "PathPattern", "States", "check_closed"]
 
 MAX_ALTERNATIVES: Final = 256
 """What the braces of one pattern may expand to."""
@@ -91,6 +91,28 @@ class PathPattern:
         return frozenset(states)
 
 
+def check_closed(text: str) -> None:
+    """BadPattern for a bracket or brace without its other half. It would stand for itself, as in a shell."""
+    depth = position = 0
+    while position < len(text):
+        char = text[position]
+        if char == "\\":
+            position += 1
+        elif char == "[":
+            position = _end_of_set(text, position + 1)
+            if position < 0:
+                raise BadPattern("a `[` is not closed; write `[[]` for the character itself")
+        elif char == "{":
+            depth += 1
+        elif char == "}":
+            depth -= 1
+            if depth < 0:
+                raise BadPattern("a `}` has no `{`; write `[}]` for the character itself")
+        position += 1
+    if depth:
+        raise BadPattern("a `{` is not closed; write `[{]` for the character itself")
+
+
 def _expand(text: str) -> list[str]:
     """Every alternative of `{a,b}`, innermost braces first. Braces without a comma are themselves."""
     done: list[str] = []
@@ -140,10 +162,7 @@ def _pieces(name: str) -> list[str]:
         elif char == "\\" and position < len(name):
             pieces.append(re.escape(name[position]))
             position += 1
-        elif (
-            char == "["
-            and (end := name.find("]", position + 1 + (name[position : position + 1] in "!^"))) > 0
-        ):
+        elif char == "[" and (end := _end_of_set(name, position)) > 0:
             pieces.append(_one_of(name[position:end]))
             position = end + 1
         else:

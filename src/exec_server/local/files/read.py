@@ -61,9 +61,10 @@ def read_range(
     try:
         size = os.fstat(descriptor).st_size
         expected = max(size - offset, 0)
-        most = expected if length is None else length
-        if most > MAX_READ_BYTES:
+        if length is None and expected > MAX_READ_BYTES:
             raise _too_large()
+        # Whoever names a length gets what fits one answer; what follows is another range.
+        most = expected if length is None else min(length, MAX_READ_BYTES)
         if most >= LARGE_BYTES:
             turn.leave(real_path(descriptor))
             turn.admit(ANSWERS, encoded_bytes(min(most, expected)))

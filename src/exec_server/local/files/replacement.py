@@ -3,7 +3,8 @@
 The protocol's own streams empty the file when they are opened and write to it in place, so whoever looks
 meanwhile, or after a crash, sees a part. With `atomic` the blocks go to a file without a name instead, which
 takes the name and everything else of the old one when the stream is closed. A stream that is discarded, or
-whose connection ends, leaves the old file as it was and nothing beside it.
+whose connection ends, leaves the old file as it was and nothing beside it. So does one of which a block was
+refused: what it holds is not what somebody meant to write.
 
 What cannot be had that way is written in place as ever, for the reasons that write.py gives: files with
 several names, files that another stream writes to, directories that cannot be written to, and so on.
@@ -16,14 +17,14 @@ import os
 import stat
 from typing import Final
 
-from ...wire.errors import invalid_request
+from ...wire.errors import RpcError, invalid_request
 from ...wire.files import OpenMode, OpenResult
 from .copy import copy_content
 from .errors import os_error
 from .handles import Handles, open_file
 from .lane import ALONE, Turn
 from .paths import SEARCH, lossy, opened, real_path
-from .write import CANNOT_REPLACE, PINS, SYNC, WRITE, NewFile, make_alike, replace_file
+from .write import CANNOT_REPLACE, PINS, SYNC, WRITE, NewFile, make_alike, mode_after_writing, replace_file
 
 __all__ = ["ReplacingHandles"]
 
@@ -60,15 +61,31 @@ class ReplacingHandles(Handles):
                 made.discard()
         return result
 
+    def write(self, handle_id: str, offset: int, chunk: str | bytes, turn: Turn = ALONE) -> dict[str, str]:
+        """A block. One that is refused leaves a gap, so the stream replaces nothing any more."""
+        try:
+            return super().write(handle_id, offset, chunk, turn)
+        except (OSError, RpcError) as error:
+            replacement = self._replacements.get(handle_id)
+            if replacement is not None and replacement.failure is None:
+                replacement.failure = error
+            raise
+
     def finish(self, handle_id: str, discard: bool, turn: Turn = ALONE) -> dict[str, str]:
-        """Close; what was to replace a file does so now, or never with `discard`."""
-        result = self.close(handle_id, turn)
+        """Close; what was to replace a file does so now, or never with `discard`.
+
+        After a block that failed it never does, and the answer is what was said of that block.
+        """
         replacement = self._replacements.pop(handle_id, None)
-        if replacement is not None:
-            if discard:
-                replacement.discard()
-            else:
+        try:
+            result = self.close(handle_id, turn)
+            if replacement is not None and not discard:
+                if replacement.failure is not None:
+                    raise replacement.failure
                 replacement.commit(turn)
+        finally:
+            if replacement is not None:
+                replacement.discard()
         return result
 
     def end(self) -> None:
@@ -91,6 +108,8 @@ class _Replacement:
         self._path = path
         self.place = place
         """Where the content will be, with every link resolved."""
+        self.failure: OSError | RpcError | None = None
+        """Why the first block that was refused was."""
         self._new = NewFile(directory, mode)
 
     @classmethod
@@ -123,9 +142,7 @@ class _Replacement:
         if info.st_nlink != 1 or info in PINS:
             return None
         parent, name = os.path.split(place)
-        mode = stat.S_IMODE(info.st_mode)
-        if os.geteuid():
-            mode &= ~(stat.S_ISUID | stat.S_ISGID)  # as the kernel does when such a file is written to
+        mode = mode_after_writing(stat.S_IMODE(info.st_mode))
         try:
             made = cls._at(os.open(parent, SEARCH), name, parent, mode & 0o777, path)
         except OSError as error:
@@ -157,18 +174,15 @@ class _Replacement:
 
     def commit(self, turn: Turn) -> None:
         """Take the name, whoever has it by now."""
+        if SYNC:
+            os.fsync(self.descriptor)
         try:
-            if SYNC:
-                os.fsync(self.descriptor)
-            try:
-                if not self._new.take_free_name(self._name):
-                    self._new.take_name(self._name)
-            except OSError as error:
-                if error.errno not in CANNOT_REPLACE:
-                    raise
-                self._write_in_place(turn)  # a mount point, or another's file in a sticky directory
-        finally:
-            self.discard()
+            if not self._new.take_free_name(self._name):
+                self._new.take_name(self._name)
+        except OSError as error:
+            if error.errno not in CANNOT_REPLACE:
+                raise
+            self._write_in_place(turn)  # a mount point, or another's file in a sticky directory
 
     def _write_in_place(self, turn: Turn) -> None:
         with opened(os.open(self._readable(), os.O_RDONLY | os.O_CLOEXEC)) as content:

@@ -39,6 +39,9 @@ MAX_CONTEXT: Final = 100
 MAX_LINE_BYTES: Final = 4096
 """Of a line in an answer; longer ones are cut."""
 
+MAX_TEXT_BYTES: Final = 64 * 1024
+"""Of a pattern, and of all globs together: the kernel takes no argument twice as long."""
+
 MAX_SECONDS: Final = 120.0
 """After which an answer has what was found until then."""
 
@@ -77,6 +80,7 @@ def search(path: bytes, params: SearchParams, turn: Turn = ALONE, tag: int | Non
         raise invalid_request(f"maxResults must be between 1 and {MAX_RESULTS}")
     if max(params.before_context, params.after_context) > MAX_CONTEXT:
         raise invalid_request(f"beforeContext and afterContext must be at most {MAX_CONTEXT}")
+    _check_text(params)
     found = os.stat(path)  # it must be there
     if not stat.S_ISDIR(found.st_mode) and not stat.S_ISREG(found.st_mode):
         raise invalid_request(f"path `{lossy(path)}` is neither a file nor a directory")
@@ -108,6 +112,17 @@ def search(path: bytes, params: SearchParams, turn: Turn = ALONE, tag: int | Non
     return results.answer("ripgrep" if ripgrep else "builtin")
 
 
+def _check_text(params: SearchParams) -> None:
+    """What neither program could be given, or would understand."""
+    for name, texts in (("pattern", [params.pattern]), ("globs", params.globs)):
+        if any("\0" in text for text in texts):
+            raise invalid_request(f"fs/search takes no NUL in {name}: files with one are not searched")
+        if sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) > MAX_TEXT_BYTES:
+            raise invalid_request(f"fs/search takes at most {MAX_TEXT_BYTES} bytes of {name}")
+    if "\n" in params.pattern:
+        raise invalid_request("fs/search looks at one line at a time: there is no line break in any of them")
+
+
 def _ripgrep(program: str, path: bytes, params: SearchParams) -> list[bytes]:
     arguments = [program, "--json", "--no-config", "--no-messages"]
     for flag, given in (
@@ -134,11 +149,14 @@ def _ours(path: bytes, params: SearchParams) -> list[str]:
         "wholeWords": params.whole_words,
         "globs": params.globs,
         "hidden": params.hidden,
+        "noIgnore": params.no_ignore,
         "beforeContext": params.before_context,
         "afterContext": params.after_context,
     }
     # Not msgspec: a path that is not UTF-8 travels as lone surrogates, in ASCII.
-    return [sys.executable, "-I", "-c", _GREP.format(start=_START, package=_PACKAGE), json.dumps(options)]
+    text = json.dumps(options)
+    pieces = [text[at : at + MAX_TEXT_BYTES] for at in range(0, len(text), MAX_TEXT_BYTES)]
+    return [sys.executable, "-I", "-c", _GREP.format(start=_START, package=_PACKAGE), *pieces]
 
 
 def _read(process: subprocess.Popen[bytes], results: _Results, turn: Turn) -> str:
@@ -271,7 +289,7 @@ class _Results:
 
     def take(self, message: dict[str, Any] | None) -> None:
         """What one line of the program's output says."""
-        if message is None:
+        if message is None or message["type"] == "incomplete":
             self._incomplete = True
             return
         if message["type"] not in ("match", "context") or self.truncated:

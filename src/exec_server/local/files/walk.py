@@ -102,6 +102,7 @@ class _Walk:
             self._error(uri or b"file:///", text(error.errno or errno.EIO))
             return
         listed.sort(key=_by_name)
+        denied = _denied(listed[0][1]) if listed else None
         opaque = is_opaque(uri.decode())
         prefix, base = uri + b"/", (path if path.endswith(b"/") else path + b"/")
         plain = _PLAIN.fullmatch
@@ -122,6 +123,11 @@ class _Walk:
                     if joined is None:
                         continue
                     child = joined
+                if denied is not None:
+                    self._budget = room + ITEM_COST
+                    self._error(child, denied)
+                    room = self._budget - ITEM_COST
+                    continue
                 if entry.is_symlink():
                     if not follow or not _is_directory(entry):
                         continue
@@ -201,6 +207,17 @@ def _leads_somewhere(entry: os.DirEntry[bytes]) -> bool:
     except OSError:
         return False
     return True
+
+
+def _denied(entry: os.DirEntry[bytes]) -> str | None:
+    """Why nothing in this entry's directory may be looked at. One speaks for all: it is the directory's."""
+    try:
+        os.lstat(entry.path)
+    except PermissionError as error:
+        return text(error.errno or errno.EACCES)
+    except OSError:
+        pass  # it is gone, say; the others are not
+    return None
 
 
 def _is_directory(entry: os.DirEntry[bytes]) -> bool:

@@ -38,6 +38,7 @@ __all__ = [
     "NewFile",
     "decode_content",
     "make_alike",
+    "mode_after_writing",
     "replace_file",
     "write_all",
     "write_all_at",
@@ -160,7 +161,7 @@ def replace_file(
     turn: Turn = ALONE,
     same_file_as: os.stat_result | None = None,
 ) -> None:
-    """Give a file its new content and, if one is given, its new mode.
+    """Give a file its new content and, if one is given, its new mode. If either cannot be had, neither is.
 
     Does nothing when the file is `same_file_as`. `size` is how much `fill` will write.
     """
@@ -258,9 +259,9 @@ def _end_of_links(path: bytes) -> tuple[int, bytes]:
 def _create_in(directory: int, name: bytes, fill: Filler, mode: int | None) -> bool:
     new = NewFile(directory, 0o666)
     try:
-        fill(new.descriptor)
         if mode is not None:
-            os.fchmod(new.descriptor, mode)
+            os.fchmod(new.descriptor, mode)  # first: nobody else may see in it what they must not
+        fill(new.descriptor)
         if SYNC:
             os.fsync(new.descriptor)
         return new.take_free_name(name)
@@ -292,9 +293,7 @@ def _renew(
     if info.st_nlink != 1 or info in PINS:
         return False
     if mode is None:
-        mode = stat.S_IMODE(info.st_mode)
-        if os.geteuid():
-            mode &= ~(stat.S_ISUID | stat.S_ISGID)  # as the kernel does when such a file is written to
+        mode = mode_after_writing(stat.S_IMODE(info.st_mode))
     try:
         if not os.path.samestat(os.stat(name, dir_fd=directory, follow_symlinks=False), info):
             return False
@@ -318,6 +317,15 @@ def _renew(
     finally:
         new.close()
     return True
+
+
+def mode_after_writing(mode: int) -> int:
+    """What the kernel leaves of a mode when such a file is written to by somebody without privileges."""
+    if os.geteuid():
+        mode &= ~stat.S_ISUID
+        if mode & stat.S_IXGRP:
+            mode &= ~stat.S_ISGID
+    return mode
 
 
 def make_alike(descriptor: int, existing: int, info: os.stat_result, mode: int) -> bool:
@@ -358,7 +366,9 @@ def _copy_attributes(source: int, target: int) -> bool:
 
 
 def _overwrite(descriptor: int, info: os.stat_result, fill: Filler, size: int, mode: int | None) -> None:
-    """In place; a disk that is too full says so before anything is lost."""
+    """In place; a full disk, or a mode that is not ours to change, says so before anything is lost."""
+    if mode is not None and mode != stat.S_IMODE(info.st_mode):
+        os.fchmod(descriptor, stat.S_IMODE(info.st_mode))  # changes nothing, and is refused like the real one
     if size > info.st_size:
         try:
             os.posix_fallocate(descriptor, 0, size)
@@ -368,7 +378,7 @@ def _overwrite(descriptor: int, info: os.stat_result, fill: Filler, size: int, m
                 raise
     fill(descriptor)
     os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))
-    if mode is not None:
+    if mode is not None and mode != stat.S_IMODE(os.fstat(descriptor).st_mode):
         os.fchmod(descriptor, mode)
 
 

@@ -112,6 +112,12 @@ class LocalHttp:
         from multidict import CIMultiDict
         from yarl import URL
 
+        url = URL(request.url.without_fragment(), encoded=True)
+        if request.url.query == "":
+            # yarl drops the question mark of an empty query, unless it takes it for part of the path.
+            url = URL.build(
+                scheme=url.scheme, authority=url.raw_authority, path=f"{url.raw_path}?", encoded=True
+            )
         headers = CIMultiDict(lines(request))
 
         async def as_written(prepared: ClientRequest, send: ClientHandlerType) -> ClientResponse:
@@ -125,7 +131,7 @@ class LocalHttp:
         proxy = proxy_for(request.url, os.environ)
         return await self._open_session().request(
             request.method,
-            URL(request.url.without_fragment(), encoded=True),
+            url,
             data=body,
             chunked=True if "transfer-encoding" in headers else None,
             skip_auto_headers=("content-type",),
@@ -150,6 +156,9 @@ class LocalHttp:
                 max_line_size=MAX_HEADER_BYTES,
                 max_field_size=MAX_HEADER_BYTES,
             )
+            # A request that was sent may have had its effect, answered or not: the caller decides whether
+            # to repeat it. There is no public way to say so; a test notices if this name goes.
+            self._session._retry_connection = False
         return self._session
 
 

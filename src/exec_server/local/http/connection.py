@@ -7,6 +7,7 @@ of the body, and does not take the head and all that came before with it.
 from __future__ import annotations
 
 import asyncio
+import select
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,14 @@ class _Handler(ResponseHandler):
         self.head = Head(body_expected=not skip_payload)
         super().set_response_params(skip_payload=skip_payload, **others)
 
+    def is_connected(self) -> bool:
+        """Whether it can take another request; asked of connections that nobody uses.
+
+        Nothing is sent twice, so a request must not go where the other side has hung up already: what
+        has arrived while nobody asked for anything is the end, even before the loop has seen it.
+        """
+        return super().is_connected() and not _has_something_to_read(self.transport)
+
     def data_received(self, data: bytes) -> None:
         if self.head.complete or self._parser is None or not data:
             super().data_received(data)
@@ -45,6 +54,15 @@ class _Handler(ResponseHandler):
             self.set_exception(BadHttpMessage("blanks around the name of a header field"))
         if body and self.exception() is None:
             super().data_received(body)
+
+
+def _has_something_to_read(transport: asyncio.BaseTransport | None) -> bool:
+    end = None if transport is None else transport.get_extra_info("socket")
+    if end is None:
+        return False
+    poll = select.poll()
+    poll.register(end.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _new_handler(loop: asyncio.AbstractEventLoop) -> ResponseHandler:

@@ -36,6 +36,7 @@ DENIED_VARIABLES: Final = frozenset(
 """Variables that never leave in a header: they open more than the request they would be put in."""
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_DIGITS = re.compile("[0-9]+")
 _HEADER_VALUE = re.compile("[^\x00-\x08\x0a-\x1f\x7f]*")
 
 _ABOUT_THE_BODY: Final = ("content-type", "content-length", "content-encoding", "transfer-encoding")
@@ -77,7 +78,18 @@ def prepare(params: HttpRequestParams, environ: Mapping[str, str]) -> Request:
         headers.setdefault(header.name.lower(), []).append(_header_value(header, environ))
     if (url.user or url.password) and "authorization" not in headers:
         headers |= _basic_authorization(url)
+    if body and "transfer-encoding" not in headers:
+        _check_length(headers, body)
     return Request(params.method, url, headers, body)
+
+
+def _check_length(headers: Headers, body: bytes) -> None:
+    """One that is not the body's would cut it, or have the far server wait for the rest."""
+    said = headers.get("content-length", [""])[0]
+    if _DIGITS.fullmatch(said) and said.lstrip("0") != str(len(body)):
+        raise invalid_params(
+            f"http/request header content-length is {said}, but the body has {len(body)} bytes"
+        )
 
 
 def _header_value(header: HttpRequestHeader, environ: Mapping[str, str]) -> str:
@@ -126,7 +138,7 @@ def _basic_authorization(url: HttpUrl) -> Headers:
 
 
 def lines(request: Request) -> list[tuple[str, str]]:
-    """The header lines to send. The length of the body is ours to say, whatever the caller said."""
+    """The header lines to send. The length of the body is ours to say."""
     headers = dict(request.headers)
     headers.setdefault("accept", ["*/*"])
     headers.setdefault("host", [request.url.authority])

@@ -540,13 +540,18 @@ class ManagedProcess:
             return resolved(0)
         return self._killer.kill(tag.__eq__)
 
+    def ask_to_end(self) -> None:
+        """SIGTERM, and whoever is stopped goes on so that it can obey."""
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
+
     def terminate_gracefully(self, grace: float) -> None:
         """Ask first, and kill when the time is over. Asking again can only shorten it."""
         if self.state is not State.RUNNING or self.terminated:
             return
         deadline = self._loop.time() + grace
         if self._force_timer is None:
-            self.signal(signal.SIGTERM)
+            self.ask_to_end()
         elif deadline >= self._force_at:
             return
         else:

@@ -29,6 +29,9 @@ __all__ = ["Launch", "SpawnSpec", "Spawned", "spawn"]
 DEFAULT_PATH: Final = "/usr/local/bin:/bin:/usr/bin"
 """Where a bare name is looked for when the child has no PATH."""
 
+NAME_MAX: Final = 255
+"""Bytes in the name of a file."""
+
 _SETSIGDEF: Final = 0x04
 _SETSIGMASK: Final = 0x08
 _SETSID: Final = 0x400 if sys.platform == "darwin" else 0x80
@@ -48,6 +51,8 @@ _ALL_SIGNALS = _Buffer()
 _NO_SIGNALS = _Buffer()
 _libc.sigfillset(_ALL_SIGNALS)
 _libc.sigemptyset(_NO_SIGNALS)
+# Also the two that C libraries keep for themselves and leave out: a child would begin by ignoring them.
+ctypes.memset(_ALL_SIGNALS, 0xFF, 8)
 
 
 class Launch(Struct):
@@ -258,16 +263,20 @@ def _try_candidates(spec: SpawnSpec, actions: _Actions, attributes: Any, argv: A
     """Like execvp: go on past what is missing, remember what was there but not allowed."""
     pid = ctypes.c_int()
     failure = errno.ENOENT
+    searched = "/" not in spec.argv[0]
     for path in _candidates(spec):
         code = _libc.posix_spawn(ctypes.byref(pid), _encoded(path), actions.buffer, attributes, argv, env)
         if code == 0:
             return pid.value
         if code == errno.EACCES:
             failure = code
-        elif code not in (errno.ENOENT, errno.ENOTDIR):
+        elif not searched or code not in (errno.ENOENT, errno.ENOTDIR):
             raise OSError(code, os.strerror(code))
-    if spec.tty and failure == errno.ENOENT and "/" not in spec.argv[0]:
-        raise _no_candidate(spec)
+    if failure == errno.ENOENT and searched:
+        if spec.tty:
+            raise _no_candidate(spec)
+        if len(_encoded(spec.argv[0])) > NAME_MAX:
+            failure = errno.ENAMETOOLONG
     raise OSError(failure, os.strerror(failure))
 
 

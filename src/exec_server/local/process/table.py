@@ -247,7 +247,7 @@ class ProcessTable:
                 exited.resolve(None)
 
         for process in running:
-            process.signal(signal.SIGTERM)
+            process.ask_to_end()
             process.wait(State.EXITED).then(one_exited)
         return exited
 

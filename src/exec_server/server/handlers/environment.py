@@ -1,4 +1,4 @@
-"""`environment/*`: what this machine is, and that it is there."""
+"""`environment/info`: what this machine is. That it is there (`environment/status`) needs no module."""
 
 from __future__ import annotations
 
@@ -59,13 +59,6 @@ def _with_sandbox(connection: Connection) -> Raw:
     return Raw(encode(facts))
 
 
-def status(connection: Connection, params: NoParams) -> Any:
-    """An answer at all is the answer."""
-    del connection, params
-    return {"status": "ready"}
-
-
 METHODS: Final = {
     "environment/info": Method(NoParams, info, "environment info", control=True),
-    "environment/status": Method(NoParams, status, "environment status", control=True),
 }

@@ -210,7 +210,7 @@ def read(connection: Connection, params: ReadParams) -> ReadResult | Pending[Rea
     """Retained output; waits for some if there is none and the client wants to."""
     process = _require(connection, params.process_id)
     if process.state is State.STARTING:
-        return after(process.started, lambda: read(connection, params))
+        return _once_started(process, lambda: read(connection, params))
     after_seq = params.after_seq or 0
 
     def attempt(last: bool) -> ReadResult | None:
@@ -240,7 +240,7 @@ def wait(connection: Connection, params: WaitParams) -> WaitResult | Pending[Wai
     """The end of a process, or of the time given."""
     process = _require(connection, params.process_id)
     if process.state is State.STARTING:
-        return after(process.started, lambda: wait(connection, params))
+        return _once_started(process, lambda: wait(connection, params))
     for_exit = params.until == "exited"
 
     def attempt(last: bool) -> WaitResult | None:
@@ -260,6 +260,19 @@ def wait(connection: Connection, params: WaitParams) -> WaitResult | Pending[Wai
 
     seconds = MAX_WAIT_SECONDS if params.wait_ms is None else params.wait_ms / 1000
     return _long_poll(connection.server.loop, process, seconds, attempt)
+
+
+def _once_started(process: ManagedProcess, ask: Callable[[], T | Pending[T]]) -> Pending[T]:
+    """Ask when there is somebody to ask, unless nobody wants to know any more."""
+    wanted = True
+
+    def forget() -> None:
+        nonlocal wanted
+        wanted = False
+
+    pending: Pending[T] = after(process.started, lambda: ask() if wanted else Pending())
+    pending.on_cancel = forget
+    return pending
 
 
 def _long_poll(
@@ -504,13 +517,13 @@ def _require(connection: Connection, process_id: str) -> ManagedProcess:
 
 METHODS: Final = {
     "process/start": Method(StartParams, start, "exec"),
-    "process/read": Method(ReadParams, read, "exec"),
+    "process/read": Method(ReadParams, read, "exec", long_poll=True, takes_turn=True),
     "process/write": Method(WriteParams, write, "exec"),
     "process/signal": Method(SignalParams, send_signal, "exec", control=True),
     "process/terminate": Method(TerminateParams, terminate, "exec", control=True),
     "process/closeStdin": Method(CloseStdinParams, close_stdin, "exec"),
     "process/resize": Method(ResizeParams, resize, "exec"),
-    "process/wait": Method(WaitParams, wait, "exec"),
+    "process/wait": Method(WaitParams, wait, "exec", long_poll=True),
     "process/snapshot": Method(ProcessParams, snapshot, "exec"),
     "process/terminateAll": Method(NoParams, terminate_all, "exec", control=True),
     "process/pauseOutput": Method(ProcessParams, pause_output, "exec", control=True),
