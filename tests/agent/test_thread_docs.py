@@ -46,4 +46,4 @@ def test_the_file_is_one() -> None:
     (text,) = examples("environments-toml.md", "toml")
     found = parse(text, "/home/me/.codex/environments.toml")
     assert found.default == "devbox"
-    assert found.ids() == ["local", "devbox", "build-farm", "ssh-dev"]
+    assert found.ids() == ["local", "devbox", "build-farm", "workstation", "ssh-dev"]

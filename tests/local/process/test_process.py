@@ -110,11 +110,14 @@ def test_a_process_leaves_nothing_behind() -> None:
         async with machine() as (table, ear, _):
             await table.start("warm", spec("true"), ear).wait(State.CLOSED)
             before = descriptors(os.getpid())
+            pids = set()
             for number, tty in enumerate([False, True] * 5):
                 process = table.start(str(number), spec("echo", "x", tty=tty, pipe_stdin=True), ear)
                 await process.wait(State.CLOSED)
+                pids.add(process.pid)
             assert descriptors(os.getpid()).keys() == before.keys()
-            assert [child for child in children(os.getpid()) if stat(child).state == "Z"] == []
+            assert len(pids - {None}) == 10
+            assert not pids & set(children(os.getpid()))  # others of this worker's may be ending just now
 
     asyncio.run(run())
 
