@@ -32,7 +32,7 @@ layers: setup ## rooms import one way only
 	$(BIN)/lint-imports
 
 unit: setup  ## the test suite
-	$(BIN)/pytest -n 3
+	$(BIN)/pytest -n 4
 
 compliance: setup  ## the real reference binary on the other end, both ways
 	$(BIN)/python -m compliance

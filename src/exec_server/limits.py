@@ -122,7 +122,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     ping_interval: float = 30.0
     """Between WebSocket pings."""
 
-    linger: float = 0.00005
+    linger: float = 0.0002
     """How long to look for the next request before going to sleep; 0 sleeps at once."""
 
     allow_direct: bool = True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exec_server.server import linger
-from exec_server.server.linger import GAP_SECONDS, REST_SECONDS, Linger
+from exec_server.server.linger import GAP_SECONDS, IN_VAIN, ONE_IN, REST_SECONDS, Linger
 
 
 class World:
@@ -66,6 +66,39 @@ def test_a_busy_machine_is_left_alone_for_a_while(world: World) -> None:
     world.now += REST_SECONDS
     lingering.touch()
     assert world.awake
+
+
+def test_whoever_asks_seldom_is_not_waited_for(world: World) -> None:
+    lingering = Linger(world, 50e-6)  # type: ignore[arg-type]
+
+    def asked() -> bool:
+        """Ask, and let so much time pass that nobody looks any more; whether somebody did."""
+        lingering.touch()
+        looked = world.awake
+        world.turn(1e-3)
+        return looked
+
+    assert all(asked() for _ in range(IN_VAIN))
+    tried = [asked() for _ in range(ONE_IN * 3)]
+    assert sum(tried) == 3
+    while not asked():
+        pass
+    lingering.touch()
+    while not world.awake:
+        lingering.touch()
+    lingering.touch()  # this time the next one comes at once
+    world.turn(1e-3)
+    assert all(asked() for _ in range(IN_VAIN - 1))
+
+
+def test_work_in_hand_is_not_in_vain(world: World) -> None:
+    lingering = Linger(world, 50e-6)  # type: ignore[arg-type]
+    for _ in range(3 * IN_VAIN):
+        lingering.touch()
+        assert world.awake
+        lingering.end()
+        world.turn(10e-6)
+        assert not world.awake
 
 
 def test_own_work_is_no_interruption(world: World) -> None:
