@@ -295,6 +295,39 @@ def test_extensions(own: WebSocketPeer, root: Path) -> None:
     code, words = own.refused("fs/watch", watch)
     assert code == -32600
     assert "sandbox" in words
+    for number, name in enumerate(("o/s", "o/missing", "w/missing"), 1):
+        missing = {"watchId": number, "missing": [files.uri(name)], "sandbox": inside}
+        assert own.call("fs/watchMissing", missing) == {"watching": False}, "that would tell what is there"
+
+
+def test_a_move_out_of_what_cannot_be_changed_changes_nothing(own: WebSocketPeer, root: Path) -> None:
+    files = Sandboxed(own, root)
+    for target in ("w/a", "w/new"):
+        move = {"sourcePath": files.uri("o/s"), "destinationPath": files.uri(target), "overwrite": True}
+        assert own.refused("fs/move", {**move, "sandbox": files.writing("w")}) == READ_ONLY
+    assert (root / "w/a").read_bytes() == b"inside"
+    assert not (root / "w/new").exists()
+    assert (root / "o/s").read_bytes() == b"outside"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_ends_in_the_middle_leaves_no_covers(
+    start_server: Callable[..., RunningServer],
+    connect: Callable[..., WebSocketPeer],
+    root: Path,
+    number: signal.Signals,
+) -> None:
+    server = start_server()
+    peer = connect(server)
+    peer.initialize()
+    files = Sandboxed(peer, root)
+    files.put("w/warm", b"", files.writing("w"))
+    for count in range(300):
+        write = files.params(f"w/{count}", files.writing("w"), dataBase64=b64(b"x" * 1000))
+        peer.send({"id": 1000 + count, "method": "fs/writeFile", "params": write})
+    eventually((root / "w/.git").exists, "a call is being done")
+    server.end(number)
+    eventually(lambda: not any((root / "w").glob(".*")), "nothing is covered any more")
 
 
 def test_discovery(files: Sandboxed, root: Path) -> None:

@@ -195,6 +195,7 @@ class WatchMissingParams(Params):
     watch_id: int
     missing: list[str]
     present: str | None = None
+    sandbox: SandboxContext | None = None
 
 
 class WatchParams(Params):
@@ -374,6 +375,7 @@ decode_watch_missing: Final = Decoder(
     watch_id=_u64,
     missing=uris,
     present=optional(uri),
+    sandbox=fs_sandbox,
 )
 
 decode_watch: Final = Decoder(

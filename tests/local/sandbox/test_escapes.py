@@ -348,6 +348,23 @@ def test_new_file_systems(peer: WebSocketPeer, backend: str, tmp_path: Path) -> 
         assert not escaped(attempt(peer, sandbox, "new_file_system", place.workspace))
 
 
+def test_a_directory_that_a_pattern_begins_with(
+    servers: Callable[[str], WebSocketPeer], tmp_path: Path
+) -> None:
+    """Rename it, and the next time the pattern fits nothing."""
+    peer = servers("bubblewrap")
+    place = Place(tmp_path)
+    keys = place.workspace / "conf" / "keys"
+    keys.mkdir(parents=True)
+    (keys / "a.key").write_text("secret")
+    sandbox = workspace_write(place.workspace, more=[entry(f"{place.workspace}/conf/**/*.key", "deny")])
+    for argv in (["mv", "conf", "other"], ["mv", "conf/keys", "keys"]):
+        run_in(peer, sandbox, *argv, cwd=place.workspace.as_uri())
+    script = "cat conf/*/*.key other/*/*.key keys/*.key"
+    assert b"secret" not in run_in(peer, sandbox, "sh", "-c", script, cwd=place.workspace.as_uri()).output
+    assert (place.workspace / "conf").is_dir()
+
+
 def test_a_repository_behind_a_worktree(servers: Callable[[str], WebSocketPeer], tmp_path: Path) -> None:
     """What `.git` leads to names in turn where hooks and settings are; or it is not there yet."""
     peer = servers("bubblewrap")

@@ -110,6 +110,9 @@ def _move_across(source: bytes, target: bytes, overwrite: bool, turn: Turn) -> N
     is_link = stat.S_ISLNK(info.st_mode)
     if not is_link and not stat.S_ISREG(info.st_mode):
         raise os_error(errno.EXDEV)
+    directory = os.path.dirname(source)
+    if not os.access(directory, os.W_OK | os.X_OK):  # it could be copied, but not taken away
+        raise os_error(errno.EROFS if os.statvfs(directory).f_flag & os.ST_RDONLY else errno.EACCES)
     if os.path.lexists(target):
         if not overwrite:
             raise os_error(errno.EEXIST)

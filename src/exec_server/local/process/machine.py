@@ -35,8 +35,7 @@ class ProcessMachine:
         self.sandboxer = Worker(loop, "exec-server-sandbox")
         """Makes sandboxes and starts what runs in them, so that nobody else waits for that. What is in a
         sandbox dies with the thread that started it."""
-        self.last_things: list[Callable[[], None]] = []
-        """Called at the very end, when everything that was ever started here has been killed."""
+        self._last_things: list[Callable[[], None]] = []
         self.killer = Killer(loop)
         self.watcher = ExitWatcher(loop)
         self.guard = Guard(loop, self.spawner, self.tags.nonce, tree.SESSION_SHIFT)
@@ -44,6 +43,11 @@ class ProcessMachine:
             descriptors.keep_spare()
         if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             log.warning("SIGCHLD is ignored in this process, so the kernel keeps no exit codes for it")
+
+    def last_thing(self, call: Callable[[], None]) -> None:
+        """To be called, once, at the very end: when everything that was ever started here has been killed."""
+        if call not in self._last_things:
+            self._last_things.append(call)
 
     def close(self) -> None:
         """Kill everything that was ever started here, and let go of the threads and the guardian."""
@@ -54,7 +58,7 @@ class ProcessMachine:
         except OSError as error:
             log.error("not every process is dead; the guardian is left to kill them", reason=error.strerror)
             self.guard.leave()
-        for last_thing in self.last_things:
+        for last_thing in self._last_things:
             last_thing()
         self.killer.close()
         self.guard.stop()

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from ...wire.sandbox import Access, SandboxContext
 from .entries import MINIMAL_ROOTS, Policy, has_full_read, has_full_write, resolve_entries
-from .globs import expand
+from .globs import expand, search_root
 from .links import Look, Real, resolve
 from .look import Machine
 from .plan import (
@@ -126,6 +126,8 @@ class _View:
         self._links: dict[bytes, bytes] = {}
         self._written_as: set[bytes] = set()
         """Writable paths as they were named: what names them itself may be written in protected places."""
+        self._searched: set[bytes] = set()
+        """Directories that patterns begin with."""
         self._protected: list[bytes] = []
         """Protected names in writable roots, whether they were named or not."""
 
@@ -231,6 +233,7 @@ class _View:
         return real.path
 
     def _deny_matches(self, policy: Policy) -> None:
+        self._searched = {self._resolve(search_root(pattern)).path for pattern in policy.patterns}
         for path in expand(policy.patterns, policy.pattern_depth, self._machine):
             real = self._resolve(path)
             self._check_way(path, "deny", real.links)
@@ -377,13 +380,19 @@ class _View:
         can put something else in the place of what is protected."""
         pins: set[bytes] = set()
         for path, node in self._nodes.items():
-            if node.derived:
-                continue  # a mask that moves along protects as well
-            parent = os.path.dirname(path)
-            while parent not in self._nodes and self._access(parent) == "write":
-                pins.add(parent)
-                parent = os.path.dirname(parent)
+            if not node.derived:  # a mask that moves along protects as well
+                self._pin(os.path.dirname(path), pins)
+        for place in self._searched:
+            # But what a pattern begins with must stay, or the pattern fits nothing the next time.
+            if self._machine.look(place).kind == "directory":
+                self._pin(place, pins)
         return pins
+
+    def _pin(self, path: bytes, pins: set[bytes]) -> None:
+        """A directory, and those above it as far as they can be written."""
+        while path not in self._nodes and path not in pins and self._access(path) == "write":
+            pins.add(path)
+            path = os.path.dirname(path)
 
     def _add(self, path: bytes, steps: list[Step], seals: list[Step]) -> None:
         node = self._nodes.get(path)

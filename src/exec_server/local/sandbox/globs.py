@@ -10,7 +10,7 @@ from typing import Final
 from .look import Machine
 from .plan import PlanError
 
-__all__ = ["expand"]
+__all__ = ["expand", "search_root"]
 
 MAX_MATCHES: Final = 8192
 """Files that one profile may cover. The reference's number."""
@@ -22,12 +22,13 @@ def expand(patterns: tuple[bytes, ...], depth: int | None, machine: Machine) -> 
     """The files that fit, links among them, in no particular order."""
     found: dict[bytes, None] = {}
     for pattern in patterns:
-        start = _search_root(pattern)
+        start = search_root(pattern)
         _search(start, _expression(pattern), depth, machine, found)
     return list(found)
 
 
-def _search_root(pattern: bytes) -> bytes:
+def search_root(pattern: bytes) -> bytes:
+    """The directory that everything which fits is in: what comes before the first wildcard."""
     wild = _WILD.search(pattern)
     start = pattern[: pattern.rindex(b"/", 0, wild.start())] if wild is not None else b""
     if not start:

@@ -108,6 +108,11 @@ class ThisMachine:
             return ()
         except PermissionError as error:
             if not os.access(directory, os.X_OK):
+                if os.lstat(directory).st_uid == os.geteuid():
+                    raise PlanError(
+                        f"cannot look for what fits a pattern in {directory.decode('utf-8', 'replace')}: "
+                        "its mode forbids it, and a command could change that"
+                    ) from None
                 return ()  # nobody who runs as this user can reach what is in it
             raise PlanError(f"{error.strerror} (os error {error.errno})") from None
 

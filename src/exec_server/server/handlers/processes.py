@@ -119,8 +119,7 @@ def _put_in_sandbox(server: Server, spec: SpawnSpec, params: StartParams) -> Non
 
     spec.prepare = preparer(cast("Any", params.sandbox), proxy=params.enforce_managed_network)
     spec.sandboxed = True
-    if mountpoints.release_all not in server.machine.last_things:
-        server.machine.last_things.append(mountpoints.release_all)
+    server.machine.last_thing(mountpoints.release_all)
 
 
 def _check_network_proxy(params: StartParams) -> None:
