@@ -160,9 +160,9 @@ class Counting:
 
     def _look(self) -> None:
         """Events may overtake each other: it is over when all of them are here."""
-        done = self._last_seq is not None and self._events >= self._last_seq and self._exit_code is not None
-        if done and not self.closed.done():
-            self.closed.set_result(self._exit_code)  # type: ignore[arg-type]  # it is there
+        code, last = self._exit_code, self._last_seq
+        if code is not None and last is not None and self._events >= last and not self.closed.done():
+            self.closed.set_result(code)
 
     def writing_paused(self) -> None:
         """Little is sent."""

@@ -80,9 +80,7 @@ def test_login_may_be_forbidden() -> None:
     ],
 )
 def test_directories(cwd: str | None, workdir: str | None, uri: str) -> None:
-    made = machine()
-    made.info = EnvironmentFacts(cwd=cwd)
-    assert directory(workdir, made) == uri
+    assert directory(workdir, cwd) == uri
 
 
 def test_variables() -> None:

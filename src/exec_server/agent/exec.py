@@ -223,7 +223,7 @@ def request_of(
 ) -> DirectExec:
     """What a call comes down to on a machine. Raises ToolError for what cannot be."""
     argv = command_line(call, environment, environment_id, login_allowed)
-    return DirectExec(argv=argv, cwd=directory(call.workdir, environment), env=env, tty=call.tty)
+    return DirectExec(argv=argv, cwd=directory(call.workdir, environment.info.cwd), env=env, tty=call.tty)
 
 
 def command_line(
@@ -257,9 +257,9 @@ def shell_name(path: str) -> str:
     return base.removesuffix(".exe")
 
 
-def directory(workdir: str | None, environment: Environment) -> str:
-    """The directory of a command as a URI: the machine's own, or relative to that."""
-    cwd = environment.info.cwd or "file:///"
+def directory(workdir: str | None, cwd: str | None) -> str:
+    """The directory of a command as a URI: `cwd`, which is one already, or relative to that."""
+    cwd = cwd or "file:///"
     if not workdir:
         return cwd
     if workdir.startswith("file:"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from ..environments.manager import DISABLED_TEXT
 from .confinement import Confinement, Mode
 from .exec import ToolError, directory
@@ -59,18 +57,11 @@ class Machines:
         if not path:
             return cwd
         try:
-            at = _At(self.find(name), cwd)
-            return directory(path, at)  # type: ignore[arg-type]  # it asks for `info.cwd` alone
+            self.find(name)
+            return directory(path, cwd)
         except Exception as error:
             raise ToolError(f"exec_command failed: workdir {path!r}: {error}") from None
 
     def confinement(self, name: str) -> Confinement:
         """What may be touched on a machine."""
         return Confinement(self.mode, self.cwd(name), writable=self._writable, network=self._network)
-
-
-class _At:
-    """A machine as if it were in another directory."""
-
-    def __init__(self, machine: Environment, cwd: str) -> None:
-        self.info = replace(machine.info, cwd=cwd)

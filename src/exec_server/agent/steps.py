@@ -101,7 +101,7 @@ class Steps:
         if self._project is not None:
             said.append(message("user", self._project))
         if self.ready:
-            now = environment_context(step, self.cwds, self._mode, date.today())  # noqa: DTZ011  # theirs
+            now = environment_context(step, self.cwds, self._mode, date.today())  # noqa: DTZ011  # the user's day
             said.append(message("user", now))
         resolved = await step.resolve_roots(self._manager, self._thread.roots)
         if resolved:

@@ -146,8 +146,11 @@ class _Checker:
     def _after_fatal(self, event: Record) -> Iterator[Violation]:
         if self._fatal is None:
             return
-        closing = isinstance(event, ItemEvent) and event.phase == "completed"
-        if closing and (self._ours or isinstance(event.item, TodoList)):  # type: ignore[union-attr]  # closing
+        if (
+            isinstance(event, ItemEvent)
+            and event.phase == "completed"
+            and (self._ours or isinstance(event.item, TodoList))
+        ):
             return
         rule = self._rule("I9", "E10")
         if not isinstance(event, TurnFailed):
