@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help setup run test lint types layers unit compliance bench clean
+.PHONY: help setup run test lint types layers unit search compliance bench clean
 
 help:        ## show this help
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t14
@@ -33,6 +33,9 @@ layers: setup ## rooms import one way only
 
 unit: setup  ## the test suite
 	$(BIN)/pytest -n 4
+
+search: setup ## the property tests with examples not tried before, until one fails or you stop it
+	@while HYPOTHESIS_PROFILE=search $(BIN)/pytest -q -n 4 -m hypothesis; do :; done
 
 compliance: setup  ## the real reference binary on the other end, both ways
 	$(BIN)/python -m compliance

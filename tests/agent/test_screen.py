@@ -83,6 +83,8 @@ def test_what_was_printed_unseen_is_bounded_and_told(piece: int) -> None:
         b"\x1b[99999999999999A",
         b"\x1b[?2026$p",
         b"\x1b[6n",
+        b"\x1b[4J",
+        b"\x1b[9K",
     ],
 )
 def test_sequences_nobody_knows_do_no_harm(sequence: bytes) -> None:
