@@ -21,65 +21,16 @@ from exec_server.wire.uri import path_to_uri
 from support.profiles import managed, path, pattern, sandbox, special
 from support.rpc import Peer, WebSocketPeer, b64, unb64
 from support.sandbox import FORBIDDING, needs_bubblewrap
+from support.sandboxed_files import ABSENT, DENIED, READ_ONLY, WALK, Sandboxed, root
 from support.server import COMMAND, RunningServer
 from support.wait import eventually
 
-__all__ = ["needs_bubblewrap"]
+__all__ = ["needs_bubblewrap", "root"]
 
 pytestmark = pytest.mark.usefixtures("needs_bubblewrap")
 
-WALK = {"maxDepth": 8, "maxDirectories": 100, "maxEntries": 1000, "followDirectorySymlinks": False}
-ABSENT = (-32004, "No such file or directory (os error 2)")
-DENIED = (-32600, "Permission denied (os error 13)")
 PIDFD_GETFD = 438
 """The system call's number on every architecture."""
-READ_ONLY = (-32603, "Read-only file system (os error 30)")
-
-
-class Sandboxed:
-    """Calls about paths below a root, under one sandbox or another."""
-
-    def __init__(self, peer: Peer, root: Path) -> None:
-        self.peer = peer
-        self.root = root
-
-    def uri(self, name: str = "") -> str:
-        return (self.root / name).as_uri()
-
-    def params(self, name: str, profile: Any, **more: Any) -> dict[str, Any]:
-        return {"path": self.uri(name), "sandbox": profile, **more}
-
-    def call(self, method: str, name: str, profile: Any, **more: Any) -> Any:
-        return self.peer.call(f"fs/{method}", self.params(name, profile, **more))
-
-    def refused(self, method: str, name: str, profile: Any, **more: Any) -> tuple[int, str]:
-        return self.peer.refused(f"fs/{method}", self.params(name, profile, **more))
-
-    def get(self, name: str, profile: Any) -> bytes:
-        return unb64(self.call("readFile", name, profile)["dataBase64"])
-
-    def put(self, name: str, data: bytes, profile: Any) -> None:
-        assert self.call("writeFile", name, profile, dataBase64=b64(data)) == {}
-
-    def reading(self, *names: str) -> dict[str, Any]:
-        """A profile that lets these be read, and nothing else."""
-        return managed(*(path(self.root / name, "read") for name in names))
-
-    def writing(self, *names: str, **more: Any) -> dict[str, Any]:
-        """A profile that lets everything be read and these be written."""
-        return managed(special("root", "read"), *(path(self.root / name, "write") for name in names), **more)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    real = Path(os.path.realpath(tmp_path))
-    for name in ("w/sub", "o"):
-        (real / name).mkdir(parents=True)
-    (real / "w/a").write_bytes(b"inside")
-    (real / "w/sub/b").write_bytes(b"deeper")
-    (real / "o/s").write_bytes(b"outside")
-    (real / "w/link").symlink_to("../o")
-    return real
 
 
 @pytest.fixture
@@ -455,6 +406,32 @@ def test_a_helper_is_kept_for_the_next_call(own: WebSocketPeer, root: Path) -> N
     for _ in range(20):
         files.get("w/sub/b", files.reading("w"))
     assert helpers(own.server_pid) == [first]
+
+
+def test_who_only_reads_a_workspace_makes_nothing_there_and_is_kept(own: WebSocketPeer, root: Path) -> None:
+    """Nothing can be made by reading, so nothing has to stand guard, and no helper has to leave."""
+    files = Sandboxed(own, root)
+    inside = managed(path(root / "w", "write"), path(root / "later", "write"))
+    assert files.get("w/a", inside) == b"inside"
+    (reader,) = helpers(own.server_pid)
+    made = os.stat(root / "w").st_mtime_ns
+    assert files.refused("getMetadata", "w/.git", inside) == ABSENT
+    names = [entry["fileName"] for entry in files.call("readDirectory", "w", inside)["entries"]]
+    assert sorted(names) == ["a", "sub"]
+    files.peer.call("fs/open", files.params("w/a", inside, handleId="h", mode="read"))
+    assert helpers(own.server_pid) == [reader]
+    assert os.stat(root / "w").st_mtime_ns == made
+    files.put("w/a", b"written", inside)
+    assert files.refused("writeFile", "w/.git/x", inside, dataBase64="eA==") == READ_ONLY
+    assert files.get("w/a", inside) == b"written"
+    assert reader in helpers(own.server_pid)
+
+
+def test_a_denied_name_that_is_not_there_stays_covered_for_who_reads(files: Sandboxed, root: Path) -> None:
+    inside = managed(path(root / "w", "write"), path(root / "w/.git", "deny"))
+    assert files.refused("readDirectory", "w/.git", inside) == DENIED
+    assert files.get("w/a", inside) == b"inside"
+    assert sorted(os.listdir(root / "w")) == ["a", "link", "sub"]
 
 
 def test_plans_are_about_files_as_they_are_now(files: Sandboxed, root: Path) -> None:

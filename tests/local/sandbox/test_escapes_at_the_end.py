@@ -142,7 +142,9 @@ def test_a_call_that_was_given_up_is_gone_before_its_covers(tmp_path: Path) -> N
     machine = ProcessMachine(ManualLoop(), Limits())
     files = SandboxedFiles(machine, Limits())
     root = Path(os.path.realpath(tmp_path))
-    box = context(special("minimal", "read"), path("/usr", "read"), path(root, "write"))
+    box = context(
+        special("minimal", "read"), path("/usr", "read"), path(root, "write"), path(root / ".git", "deny")
+    )
     try:
         for _ in range(20):
             turn = Stopping(root / ".git")

@@ -32,6 +32,7 @@ from support.sandbox import (
 )
 from support.server import COMMAND, RunningServer
 from support.unprivileged import NOBODY, as_nobody, reachable_command
+from support.wait import eventually
 
 pytestmark = pytest.mark.usefixtures("needs_bubblewrap")
 
@@ -165,11 +166,35 @@ def test_everybody_inside_is_marked(connect: Callable[..., WebSocketPeer]) -> No
     """What marks a tree is inherited into the sandbox and can be seen from outside."""
     peer = connect()
     peer.initialize(extensions=True)
-    running = start_in(peer, read_only(), "sh", "-c", "setsid sleep 1000 & echo up; sleep 1000")
-    peer.saw(running, b"up")
-    # bubblewrap outside and inside, the shell, and at least the sleep in a session of its own.
-    assert peer.terminate(running)["killed"] >= 4
+    running = start_in(peer, read_only(), "sh", "-c", "setsid sleep 1000.123 & echo up; sleep 1000.321")
+    marks = {
+        mark_of(eventually(lambda argv=argv: pid_of(*argv), " ".join(argv)))
+        for argv in (("sleep", "1000.123"), ("sleep", "1000.321"))
+    }
+    assert len(marks) == 1
+    assert b"unlimited" not in marks.pop().split()[3:4]
+    # Those inside may be gone with the first of them before they are counted.
+    assert peer.terminate(running)["killed"] >= 1
     assert peer.finished(running).exit_code == 137
+    assert pid_of("sleep", "1000.123") is None
+
+
+def pid_of(*argv: str) -> int | None:
+    """A process with exactly this command line, seen from outside."""
+    wanted = "".join(f"{word}\0" for word in argv).encode()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if Path(f"/proc/{name}/cmdline").read_bytes() == wanted:
+                return int(name)
+        except OSError:
+            pass  # it has ended
+    return None
+
+
+def mark_of(pid: int) -> bytes:
+    """The limit that marks a tree."""
+    limits = Path(f"/proc/{pid}/limits").read_bytes().splitlines()
+    return next(line for line in limits if line.startswith(b"Max realtime timeout"))
 
 
 def test_a_program_that_may_not_be_run(peer: WebSocketPeer, sandbox: dict[str, Any]) -> None:

@@ -72,6 +72,25 @@ def test_equal_plans_are_equal_values() -> None:
     assert msgspec.structs.replace(PLAN, cwd=b"/") != PLAN
 
 
+def test_for_who_only_reads_nothing_is_writable_and_only_what_is_denied_is_covered() -> None:
+    reading = PLAN.for_reading()
+    assert reading.created == (MountPoint(b"/w/missing", False),)
+    assert reading.steps == (
+        Bind(b"/", b"/"),
+        PrivateDevices(),
+        Bind(b"/w", b"/w"),
+        EmptyFile(b"/w/secret", 0),
+        EmptyFile(b"/w/missing"),
+        Link(b"/bin", b"usr/bin"),
+    )
+    assert reading.writable == ()
+    for path in (b"/", b"/w", b"/w/x", b"/w/.codex", b"/w/deny/again"):
+        assert reading.access(path) == "read"
+    for path in (b"/w/deny", b"/w/secret/x", b"/w/missing"):
+        assert reading.access(path) == "none"
+    assert reading.for_reading() is reading
+
+
 def test_a_plan_can_be_read_by_people() -> None:
     text = str(PLAN)
     assert text.splitlines()[0] == "view, network closed, starts in /w"

@@ -2,18 +2,20 @@
 
 A call that no rule of its profile can forbid is done by this process with all of its rights: any call
 under a profile that allows every change, and a reading one under a profile that lets everything be read.
-All others need a helper (local/sandbox/files.py). What cannot be enforced is an error, never a plain call.
+All others need a helper (local/sandbox/files.py), and so does a reading one that comes upon `/proc`, which
+is another one inside of a sandbox (procfs.py). What cannot be enforced is an error, never a plain call.
 """
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from typing import Final
 
 from ...wire.errors import invalid_request
 from ...wire.sandbox import SandboxContext
 
-__all__ = ["confinement"]
+__all__ = ["confinement", "keeps_off_proc"]
 
 _WORDS: Final = {
     "entry": "invalid sandbox permission path URI: ",
@@ -34,6 +36,11 @@ def confinement(context: SandboxContext | None, *, changes: bool) -> SandboxCont
     if isinstance(needed, str):
         raise invalid_request(needed)
     return context if needed else None
+
+
+def keeps_off_proc(context: SandboxContext | None) -> bool:
+    """Whether a reading call that this process may do itself must not be about `/proc`."""
+    return context is not None and sys.platform == "linux" and _needed(context, True) is True
 
 
 @lru_cache(maxsize=256)

@@ -21,7 +21,14 @@ from ...wire.binary import FilePart
 from ...wire.envelope import Encoded
 from ...wire.files import MetadataResult, content_result, ranged_result
 from .errors import failure
-from .kernel import RESOLVE_CACHED, RESOLVE_NO_XDEV, birth_time_ms, openat2
+from .kernel import (
+    RESOLVE_CACHED,
+    RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_XDEV,
+    birth_time_ms,
+    is_on_proc,
+    openat2,
+)
 from .metadata import metadata_result
 from .read import READ, as_it_is
 
@@ -77,6 +84,7 @@ LOCAL_KINDS: Final = frozenset(
 """File systems that wait for nobody but this machine."""
 
 _MOUNTS: Final = "/proc/self/mountinfo"
+_ANYWHERE: Final = RESOLVE_CACHED | RESOLVE_NO_MAGICLINKS
 _NOWAIT: Final = getattr(os, "RWF_NOWAIT", 0)
 
 
@@ -133,9 +141,9 @@ class _Mounts:
         if root not in LOCAL_KINDS:
             self._resolve = None
         elif others <= LOCAL_KINDS:
-            self._resolve = RESOLVE_CACHED
+            self._resolve = _ANYWHERE
         else:
-            self._resolve = RESOLVE_CACHED | RESOLVE_NO_XDEV
+            self._resolve = _ANYWHERE | RESOLVE_NO_XDEV
 
 
 def _kinds(table: bytes) -> tuple[str, set[str]]:
@@ -155,7 +163,11 @@ _mounts = _Mounts()
 
 
 def cached_read_file(path: bytes) -> Encoded | None:
-    """The answer to `read_file`, links followed, if it is small and in memory."""
+    """The answer to `read_file`, links followed, if it is small and in memory.
+
+    Never a file of `/proc` that has anything in it: none of them says how large it is, and others are not
+    reached through it (procfs.py).
+    """
     content = _content(path)
     return None if content is None else content_result(content)
 
@@ -194,14 +206,14 @@ def _content(path: bytes) -> bytearray | None:
         os.close(descriptor)
 
 
-def cached_metadata(path: bytes) -> MetadataResult | None:
-    """The answer to `get_metadata` of anything but a link."""
+def cached_metadata(path: bytes, *, off_proc: bool = False) -> MetadataResult | None:
+    """The answer to `get_metadata` of anything but a link; `off_proc`: or a file of `/proc`."""
     descriptor = _open(path, os.O_PATH | os.O_NOFOLLOW)
     if descriptor is None:
         return None
     try:
         info = os.fstat(descriptor)
-        if stat.S_ISLNK(info.st_mode):
+        if stat.S_ISLNK(info.st_mode) or (off_proc and is_on_proc(descriptor)):
             return None
         return metadata_result(info, False, birth_time_ms(b"", dir_fd=descriptor))
     finally:
@@ -225,4 +237,4 @@ def _open(path: bytes, flags: int) -> int | None:
 
 def nothing_hangs() -> bool:
     """Whether looking at a path waits for this machine's own disks at most, wherever the path leads."""
-    return _mounts.resolve() == RESOLVE_CACHED
+    return _mounts.resolve() == _ANYWHERE

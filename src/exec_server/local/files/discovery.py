@@ -5,6 +5,7 @@ The order of the warnings is the order of the work: inspect, scan, manifests, de
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from ...wire.uri import is_opaque, path_to_uri
 from .errors import failure
 from .lane import ALONE, Turn
 from .paths import to_native
+from .procfs import CannotTell, OnProc, open_off_proc
 from .walk import walk
 
 __all__ = ["MAX_ROOTS", "Bundle", "Scan", "discover_root", "discover_roots"]
@@ -219,8 +221,14 @@ class Bundle:
 
 
 def _open_at_once(path: str | bytes, flags: int) -> int:
-    """It was a file a moment ago; if it is a FIFO now, do not wait for a writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    """It was a file a moment ago; if it is a FIFO now, do not wait for a writer. Whoever may write to a root
+    could make a link to `/proc` of what is read here, which no sandbox would let him read."""
+    try:
+        return open_off_proc(os.fsencode(path), flags | os.O_NONBLOCK)
+    except CannotTell:
+        return os.open(path, flags | os.O_NONBLOCK)
+    except OnProc:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
 
 
 def parsed_object(text: str) -> dict[str, Any]:

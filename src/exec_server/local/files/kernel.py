@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 __all__ = [
     "RENAME_NOREPLACE",
     "RESOLVE_CACHED",
+    "RESOLVE_NO_MAGICLINKS",
     "RESOLVE_NO_XDEV",
     "Event",
     "birth_time",
@@ -20,6 +21,8 @@ __all__ = [
     "inotify_create",
     "inotify_read",
     "inotify_remove_watch",
+    "is_on_proc",
+    "open_resolving",
     "openat2",
     "renameat2",
 ]
@@ -30,6 +33,9 @@ AT_EMPTY_PATH: Final = 0x1000
 
 RESOLVE_NO_XDEV: Final = 0x01
 """Refuse to cross into another mount."""
+
+RESOLVE_NO_MAGICLINKS: Final = 0x02
+"""Refuse (ELOOP) the links of `/proc` that lead to open files, whatever their names say."""
 
 RESOLVE_CACHED: Final = 0x20
 """Refuse (EAGAIN) what the kernel cannot look up without waiting."""
@@ -47,6 +53,10 @@ _BTIME = struct.Struct("=qI")
 _BTIME_OFFSET: Final = 80
 _HOW = struct.Struct("=QQQ")
 
+_STATFS_BYTES: Final = 256
+_KIND = struct.Struct("@l")
+_PROC_KIND: Final = 0x9FA0
+
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc_holding_the_lock: Final = ctypes.PyDLL(None, use_errno=True)
 """For calls that never wait: giving up the interpreter lock for them costs more than they do."""
@@ -57,6 +67,8 @@ def _function(name: str, library: Any = _libc) -> Any:
 
 
 _syscall: Final = _function("syscall", _libc_holding_the_lock)
+_waiting_syscall: Final = _function("syscall")
+_fstatfs: Final = _function("fstatfs", _libc_holding_the_lock)
 _statx: Final = _function("statx")
 _renameat2: Final = _function("renameat2")
 
@@ -67,6 +79,24 @@ def openat2(path: bytes, flags: int, resolve: int) -> int:
     if descriptor < 0:
         raise _last_error()
     return descriptor
+
+
+def open_resolving(path: bytes, flags: int, resolve: int, *, dir_fd: int | None = None) -> int:
+    """The same for what may wait, and with a directory to begin in."""
+    start = AT_FDCWD if dir_fd is None else dir_fd
+    descriptor: int = _waiting_syscall(_SYS_OPENAT2, start, path, _how(flags, resolve), _HOW.size)
+    if descriptor < 0:
+        raise _last_error()
+    return descriptor
+
+
+def is_on_proc(descriptor: int) -> bool:
+    """Whether an open file is one of `/proc`."""
+    buffer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _fstatfs(descriptor, buffer) != 0:
+        raise _last_error()
+    kind: int = _KIND.unpack_from(buffer)[0]
+    return kind == _PROC_KIND
 
 
 @lru_cache(maxsize=16)

@@ -20,6 +20,7 @@ from .content import (
 )
 from .lane import ALONE, ANSWERS, Turn
 from .paths import lossy, parent_without_links, real_path
+from .procfs import open_off_proc
 
 __all__ = ["MAX_OFFSET", "READ", "as_it_is", "open_for_reading", "read_file", "read_range"]
 
@@ -30,9 +31,9 @@ READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 """Without waiting: opening a FIFO must not wait for somebody to write to it."""
 
 
-def read_file(path: bytes, follow: bool, turn: Turn = ALONE) -> Encoded:
-    """The content of a regular file, encoded."""
-    descriptor = open_for_reading(path, follow)
+def read_file(path: bytes, follow: bool, turn: Turn = ALONE, *, off_proc: bool = False) -> Encoded:
+    """The content of a regular file, encoded. `off_proc`: or OnProc, if it is in `/proc`."""
+    descriptor = open_for_reading(path, follow, off_proc=off_proc)
     try:
         size = os.fstat(descriptor).st_size
         if size > MAX_READ_BYTES:
@@ -53,11 +54,18 @@ def read_file(path: bytes, follow: bool, turn: Turn = ALONE) -> Encoded:
 
 
 def read_range(
-    path: bytes, follow: bool, offset: int, length: int | None, binary: bool = False, turn: Turn = ALONE
+    path: bytes,
+    follow: bool,
+    offset: int,
+    length: int | None,
+    binary: bool = False,
+    turn: Turn = ALONE,
+    *,
+    off_proc: bool = False,
 ) -> Encoded | FilePart:
     """A part of a regular file of any size, and whether the file ends with it: in JSON or, if it is small
     and wanted so, as it is."""
-    descriptor = open_for_reading(path, follow)
+    descriptor = open_for_reading(path, follow, off_proc=off_proc)
     try:
         size = os.fstat(descriptor).st_size
         expected = max(size - offset, 0)
@@ -86,14 +94,15 @@ def as_it_is(length: int | None, binary: bool) -> bool:
     return binary and length is not None and length <= MAX_BLOCK_BYTES
 
 
-def open_for_reading(path: bytes, follow: bool = True) -> int:
-    """A descriptor of a regular file, and of nothing else."""
+def open_for_reading(path: bytes, follow: bool = True, *, off_proc: bool = False) -> int:
+    """A descriptor of a regular file, and of nothing else. `off_proc`: OnProc if it is in `/proc`."""
+    open_it = open_off_proc if off_proc else os.open
     if follow:
-        descriptor = os.open(path, READ)
+        descriptor = open_it(path, READ)
         problem = "path `{}` is not a file"
     else:
         with parent_without_links(path) as (parent, name):
-            descriptor = os.open(name, READ | os.O_NOFOLLOW, dir_fd=parent)
+            descriptor = open_it(name, READ | os.O_NOFOLLOW, dir_fd=parent)
         problem = "path is not a regular file"
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

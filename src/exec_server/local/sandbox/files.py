@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec import Raw, Struct
 from msgspec.json import encode
@@ -58,13 +58,25 @@ _REPEATABLE: Final = frozenset(
 """Calls that may be made again when a helper has ended in the middle of one."""
 
 
+_READING: Final = _REPEATABLE - {"fs/writeFile", "fs/copy", "fs/open"}
+"""Calls that change nothing, whatever their params say."""
+
+
+class _Known(NamedTuple):
+    """A plan made before, what it was made from, and the same for who only reads."""
+
+    recorder: Recorder
+    key: Key
+    reading: Key
+
+
 class SandboxedFiles:
     """The file calls of one server that need a sandbox."""
 
     def __init__(self, machine: ProcessMachine, limits: Limits, look: Machine | None = None) -> None:
         self._look = look or ThisMachine()
         self._helpers = Helpers(machine, limits, _prepare)
-        self._plans: dict[SandboxContext, tuple[Recorder, Key]] = {}
+        self._plans: dict[SandboxContext, _Known] = {}
         self._lock = Lock()
         self._roots: tuple[bytes, ...] | None = None
         self._answers: Answers | None = None
@@ -100,10 +112,9 @@ class SandboxedFiles:
         known = self._plans.get(context)
         if known is None or not lane.free_for_reading or not nothing_hangs():
             return None
-        recorder, key = known
-        if not recorder.brief or not recorder.still_true():
+        if not known.recorder.brief or not known.recorder.still_true():
             return None
-        helper = self._helpers.take_idle(key)
+        helper = self._helpers.take_idle(known.reading)
         if helper is None:
             return None
         if self._answers is None:
@@ -125,30 +136,34 @@ class SandboxedFiles:
         encoded = encode(params)
         if method == "fs/writeFile" and _is_pinned(params.path):
             encoded = encoded[:-1] + b',"pinned":true}'
-        key = self._key(context)
+        known = self._known(context)
+        reading = method in _READING or (method == "fs/open" and params.mode == "read")
+        key = known.reading if reading else known.key
         repeatable = method in _REPEATABLE or _is_harmless(method, params)
         return self._helpers.call(key, method, encoded, turn, repeatable=repeatable)
 
-    def _key(self, context: SandboxContext) -> Key:
+    def _known(self, context: SandboxContext) -> _Known:
         """The plan as of now: the one made before, if everything it was made from is still so."""
         with self._lock:
             known = self._plans.get(context)
         try:
-            if known is not None and known[0].still_true():
-                return known[1]
+            if known is not None and known.recorder.still_true():
+                return known
             if self._roots is None:
                 self._roots = program_roots()
             recorder = Recorder(self._look)
-            key = Key(_compile(context, recorder, self._roots))
+            plan = _compile(context, recorder, self._roots)
         except PlanError as error:
             raise _unplanned(str(error)) from None
         except OSError as error:
             raise failure(error) from None
+        key, reading = Key(plan), plan.for_reading()
+        made = _Known(recorder, key, key if reading is plan else Key(reading))
         with self._lock:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
-            self._plans[context] = (recorder, key)
-        return key
+            self._plans[context] = made
+        return made
 
 
 def _is_pinned(uri: str) -> bool:

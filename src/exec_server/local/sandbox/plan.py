@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 __all__ = [
     "Access",
@@ -177,6 +178,26 @@ class Plan(Struct, frozen=True, kw_only=True):
                 if covers(root, path) and depth(root) > nearest[0]:
                     nearest = (depth(root), access)  # type: ignore[assignment]  # the literals above
         return nearest[1]
+
+    def for_reading(self) -> Plan:
+        """The plan for who only reads: nothing can be changed in it, so nothing has to stand where nothing
+        may be made. What is denied stays covered, also where it is not there."""
+        needless = {point.path for point in self.created}.difference(self.denied)
+        if not needless:
+            return self
+        kept = [step for step in self.steps if step.target not in needless]
+        steps = [replace(step, writable=False) if isinstance(step, Bind) else step for step in kept]
+        allowed = {*self.readable, *self.writable, *self.read_only} - needless
+        return replace(
+            self,
+            steps=tuple(
+                [replace(step, writable=False) if isinstance(step, Bind) else step for step in steps]
+            ),
+            created=tuple([point for point in self.created if point.path not in needless]),
+            readable=tuple(sorted(allowed)),
+            writable=(),
+            read_only=(),
+        )
 
     def __str__(self) -> str:
         lines = [f"{self.kind}, network {self.network}, starts in {_text(self.cwd)}"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Final
 
-from ...local.files.access import confinement
+from ...local.files.access import confinement, keeps_off_proc
 from ...local.files.cached import cached_metadata, cached_read_file, cached_read_range
 from ...local.files.copy import copy
 from ...local.files.directory import create_directory, read_directory, read_directory_page
@@ -17,7 +19,8 @@ from ...local.files.metadata import canonicalize, get_metadata
 from ...local.files.missing import MAX_MISSING, MissingWatch, watch_missing
 from ...local.files.move import move
 from ...local.files.paths import to_native, to_uri
-from ...local.files.read import read_file, read_range
+from ...local.files.procfs import OnProc, lies_on_proc
+from ...local.files.read import open_for_reading, read_file, read_range
 from ...local.files.remove import remove
 from ...local.files.replacement import ReplacingHandles
 from ...local.files.walk import walk
@@ -155,11 +158,46 @@ def _read_in_sandbox(
     return begun
 
 
+def _here_unless_on_proc(
+    connection: Connection, path: bytes, name: str, params: Any, here: Callable[[Turn], Any]
+) -> Pending[Any]:
+    """By this process, or, if it raises OnProc, by somebody who sees another `/proc` (procfs.py)."""
+    sandboxed, context = connection.server.sandboxed_files, params.sandbox
+
+    def run(turn: Turn) -> Any:
+        try:
+            return here(turn)
+        except OnProc:
+            return sandboxed.perform(context, name, params, turn)
+
+    return files_of(connection).lane.submit(reads(path), run)
+
+
+_BELOW: Final = ("fs/walk", "fs/glob")
+"""Calls that tell of everything below a path; below the root there is `/proc`."""
+
+
+def _tell_of(
+    connection: Connection, path: bytes, name: str, params: Any, here: Callable[[Turn], Any]
+) -> Pending[Any]:
+    """A call that tells names and sizes of what is at a path: here, unless this is about `/proc`."""
+    if not keeps_off_proc(params.sandbox):
+        return files_of(connection).lane.submit(reads(path), here)
+
+    def checked(turn: Turn) -> Any:
+        if lies_on_proc(path) or (name in _BELOW and os.path.realpath(path) == b"/"):
+            raise OnProc
+        return here(turn)
+
+    return _here_unless_on_proc(connection, path, name, params, checked)
+
+
 def _do_read_file(connection: Connection, params: wire.ReadFileParams) -> Any:
     confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
     if confined is not None:
         return _read_in_sandbox(connection, path, confined, "fs/readFile", params)
+    off_proc = keeps_off_proc(params.sandbox)
     lane = files_of(connection).lane
     if params.offset is not None or params.length is not None:
         wanted = (params.offset or 0, params.length, connection.binary_files)
@@ -167,12 +205,14 @@ def _do_read_file(connection: Connection, params: wire.ReadFileParams) -> Any:
             part = cached_read_range(path, *wanted)
             if part is not None:
                 return part
-        return lane.submit(reads(path), read_range, path, params.follow_symlinks, *wanted)
+        ranged = partial(read_range, path, params.follow_symlinks, *wanted, off_proc=off_proc)
+        return _here_unless_on_proc(connection, path, "fs/readFile", params, ranged)
     if params.follow_symlinks and lane.free_for_reading:
         content = cached_read_file(path)
         if content is not None:
             return content
-    return lane.submit(reads(path), read_file, path, params.follow_symlinks)
+    whole = partial(read_file, path, params.follow_symlinks, off_proc=off_proc)
+    return _here_unless_on_proc(connection, path, "fs/readFile", params, whole)
 
 
 def _do_get_metadata(connection: Connection, params: wire.MetadataParams) -> Any:
@@ -182,10 +222,11 @@ def _do_get_metadata(connection: Connection, params: wire.MetadataParams) -> Any
         return _read_in_sandbox(connection, path, confined, "fs/getMetadata", params)
     lane = files_of(connection).lane
     if params.follow_symlinks and lane.free_for_reading:
-        metadata = cached_metadata(path)
+        metadata = cached_metadata(path, off_proc=keeps_off_proc(params.sandbox))
         if metadata is not None:
             return metadata
-    return lane.submit(reads(path), get_metadata, path, params.follow_symlinks)
+    here = partial(get_metadata, path, params.follow_symlinks)
+    return _tell_of(connection, path, "fs/getMetadata", params, here)
 
 
 def _do_canonicalize(connection: Connection, params: wire.PathParams) -> Pending[Any]:
@@ -193,7 +234,7 @@ def _do_canonicalize(connection: Connection, params: wire.PathParams) -> Pending
     path = to_native(params.path)
     if confined is not None:
         return _in_sandbox(connection, reads(path), confined, "fs/canonicalize", params)
-    return files_of(connection).lane.submit(reads(path), canonicalize, path)
+    return _tell_of(connection, path, "fs/canonicalize", params, partial(canonicalize, path))
 
 
 def _do_read_directory(connection: Connection, params: wire.ReadDirectoryParams) -> Pending[Any]:
@@ -202,10 +243,11 @@ def _do_read_directory(connection: Connection, params: wire.ReadDirectoryParams)
     if params.after is not None and connection.extensions:
         if confined is not None:
             raise invalid_request("fs/readDirectory has no pages in a sandbox")
-        return files_of(connection).lane.submit(reads(path), read_directory_page, path, params.after)
+        page = partial(read_directory_page, path, params.after)
+        return _tell_of(connection, path, "fs/readDirectory", params, page)
     if confined is not None:
         return _in_sandbox(connection, reads(path), confined, "fs/readDirectory", params)
-    return files_of(connection).lane.submit(reads(path), read_directory, path)
+    return _tell_of(connection, path, "fs/readDirectory", params, partial(read_directory, path))
 
 
 def _do_walk(connection: Connection, params: wire.WalkParams) -> Pending[Any]:
@@ -213,7 +255,7 @@ def _do_walk(connection: Connection, params: wire.WalkParams) -> Pending[Any]:
     path = to_native(params.path)
     if confined is not None:
         return _in_sandbox(connection, reads(path), confined, "fs/walk", params)
-    return files_of(connection).lane.submit(reads(path), walk, path, params.path, params.options)
+    return _tell_of(connection, path, "fs/walk", params, partial(walk, path, params.path, params.options))
 
 
 def _do_create_directory(connection: Connection, params: wire.CreateDirectoryParams) -> Pending[Any]:
@@ -288,9 +330,25 @@ def _do_open(connection: Connection, params: wire.OpenParams) -> Pending[Any]:
             files.handles.open, opener=lambda _path, _mode, turn: sandboxed.open(confined, params, turn)
         )
         return files.lane.submit(touches, opened, params.handle_id, path, params.mode)
+    if not changes and keeps_off_proc(params.sandbox):
+        opened = partial(files.handles.open, opener=partial(_open_off_proc, connection, params))
+        return files.lane.submit(touches, opened, params.handle_id, path, params.mode)
     if changes and params.atomic:
         return files.lane.submit(touches, files.handles.open_atomic, params.handle_id, path)
     return files.lane.submit(touches, files.handles.open, params.handle_id, path, params.mode)
+
+
+def _open_off_proc(
+    connection: Connection, params: wire.OpenParams, path: bytes, mode: wire.OpenMode, turn: Turn
+) -> int:
+    """A descriptor for reading; of a file of `/proc`, that of a sandbox (procfs.py)."""
+    del mode
+    try:
+        return open_for_reading(path, off_proc=True)
+    except OnProc:
+        if params.sandbox is None:
+            raise
+        return connection.server.sandboxed_files.open(params.sandbox, params, turn)
 
 
 def _do_read_block(connection: Connection, params: wire.ReadBlockParams) -> Pending[Any]:
@@ -389,7 +447,7 @@ def _do_glob(connection: Connection, params: wire.GlobParams) -> Pending[Any]:
     path = to_native(params.path)
     if confined is not None:
         return _in_sandbox(connection, reads(path), confined, "fs/glob", params)
-    return files_of(connection).lane.submit(reads(path), glob, path, params)
+    return _tell_of(connection, path, "fs/glob", params, partial(glob, path, params))
 
 
 def _do_search(connection: Connection, params: wire.SearchParams) -> Pending[Any]:
@@ -397,6 +455,8 @@ def _do_search(connection: Connection, params: wire.SearchParams) -> Pending[Any
 
     confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
+    if confined is None and keeps_off_proc(params.sandbox):
+        confined = params.sandbox  # programs that search ask nobody what they come upon
     if confined is not None:
         return _in_sandbox(connection, reads(path), confined, "fs/search", params)
     files = files_of(connection)
