@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from support.sandbox import FORBIDDING
 from support.server import COMMAND, RunningServer, server_environment
 
 pytestmark = pytest.mark.usefixtures("needs_bubblewrap")
@@ -16,9 +17,9 @@ pytestmark = pytest.mark.usefixtures("needs_bubblewrap")
 NETWORK = "import socket; socket.create_server(('127.0.0.1', 0)); print('open')"
 
 
-def run(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+def run(*arguments: str, cwd: Path, within: Sequence[str] = ()) -> tuple[int, str, str]:
     done = subprocess.run(
-        [COMMAND, "run", *arguments],
+        [*within, COMMAND, "run", *arguments],
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -74,6 +75,14 @@ def test_programs_that_are_not_there(folders: tuple[Path, Path]) -> None:
         assert run("--", program, cwd=here)[0] == code
     imitation = "echo bwrap: execvp sh: No such file or directory >&2; echo more; exit 1"
     assert run("--sandbox", "read-only", "--", "sh", "-c", imitation, cwd=here)[0] == 1
+
+
+def test_a_sandbox_that_cannot_be_had(folders: tuple[Path, Path]) -> None:
+    """Nothing is missing but the sandbox: 126, and where to look for help."""
+    here, _ = folders
+    code, output, errors = run("--sandbox", "workspace-write", "--", "true", cwd=here, within=FORBIDDING)
+    assert (code, output) == (126, "")
+    assert "this needs bubblewrap, and `exec-server doctor` says what keeps it from working" in errors
 
 
 @pytest.mark.parametrize(

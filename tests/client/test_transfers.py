@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -14,28 +14,12 @@ import pytest
 import exec_server
 from exec_server import Client
 from exec_server.client.errors import TransferFailed
-from exec_server.client.landing import part_name
 from exec_server.client.transfers import LEADS_NOWHERE, PART_BYTES
 from exec_server.services import Files
+from support.client import down_part, drive_files, up_part
 
 LARGE = PART_BYTES + 1_000_000
 SIZES = (10, LARGE)
-
-
-def drive(scenario: Callable[[Client, Files], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(40), exec_server.connect() as client:
-            await scenario(client, client.files)
-
-    asyncio.run(main())
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Where `source` is, small or large."""
-    directory = tmp_path / "place"
-    directory.mkdir()
-    return directory
 
 
 def source_of(place: Path, size: int) -> bytes:
@@ -49,14 +33,6 @@ async def bring(files: Files, place: Path, way: str, target: str) -> exec_server
     return await move(f"{place}/source", f"{place}/{target}")
 
 
-def up_part(place: Path, name: str) -> Path:
-    return Path(part_name(f"{place}/{name}", f"{os.uname().nodename}:{place}/source"))
-
-
-def down_part(place: Path, name: str) -> Path:
-    return Path(part_name(f"{place}/{name}", f"{place}/source"))
-
-
 @pytest.mark.parametrize("way", ["up", "down"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_fifo_stays_one_and_gets_the_content(place: Path, way: str, size: int) -> None:
@@ -65,7 +41,7 @@ def test_a_fifo_stays_one_and_gets_the_content(place: Path, way: str, size: int)
     got: list[bytes] = []
     reader = threading.Thread(target=lambda: got.append((place / "fifo").read_bytes()), daemon=True)
     reader.start()
-    drive(lambda _client, files: _fifo(files, place, way))
+    drive_files(None, lambda _client, files: _fifo(files, place, way))
     reader.join(20)
     assert got == [data]
     assert stat.S_ISFIFO((place / "fifo").stat().st_mode)
@@ -102,7 +78,7 @@ def test_a_device_stays_one(place: Path, way: str, size: int) -> None:
         assert stat.S_ISCHR((place / "null").lstat().st_mode)
         assert sorted(os.listdir(place)) == ["null", "source"]
 
-    drive(scenario)
+    drive_files(None, scenario)
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
@@ -124,7 +100,7 @@ def test_links_and_names_stay(place: Path, way: str, size: int) -> None:
             await bring(files, place, way, target)
             assert (place / target).read_bytes() == data, target
 
-    drive(scenario)
+    drive_files(None, scenario)
     assert (place / "link").is_symlink()
     after = (place / "file").stat()
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
@@ -154,7 +130,7 @@ def test_nothing_is_written_through_a_link_where_the_part_should_be(place: Path,
         with pytest.raises((TransferFailed, OSError), match="is not a plain file"):
             await bring(files, place, way, "copy")
 
-    drive(scenario)
+    drive_files(None, scenario)
     assert (place / "precious").read_bytes() == b"precious"
 
 
@@ -168,7 +144,7 @@ def test_nor_on_servers_that_know_nothing_of_parts(place: Path, monkeypatch: pyt
         with pytest.raises(TransferFailed, match="is not a plain file"):
             await bring(files, place, "up", "copy")
 
-    drive(scenario)
+    drive_files(None, scenario)
     assert (place / "precious").read_bytes() == b"precious"
 
 
@@ -176,7 +152,7 @@ def test_nor_on_servers_that_know_nothing_of_parts(place: Path, monkeypatch: pyt
 def test_what_is_called_part_is_somebodys(place: Path, way: str) -> None:
     data = source_of(place, LARGE)
     (place / "doc.part").write_bytes(b"mine")
-    drive(lambda _client, files: _done(bring(files, place, way, "doc")))
+    drive_files(None, lambda _client, files: _done(bring(files, place, way, "doc")))
     assert (place / "doc").read_bytes() == data
     assert (place / "doc.part").read_bytes() == b"mine"
 
@@ -209,7 +185,7 @@ def test_two_transfers_to_one_name_do_not_mix(place: Path, way: str) -> None:
         assert "another transfer writes to" in str(failed[0])
         assert (place / "copy").read_bytes() == one
 
-    drive(scenario)
+    drive_files(None, scenario)
     assert sorted(os.listdir(place)) == ["another", "copy", "source"]
 
 
@@ -221,8 +197,21 @@ def test_long_names_have_parts_too(place: Path) -> None:
         await bring(files, place, "down", name)
         await bring(files, place, "up", f"{name}x")
 
-    drive(scenario)
+    drive_files(None, scenario)
     assert (place / name).read_bytes() == data == (place / f"{name}x").read_bytes()
+
+
+@pytest.mark.usefixtures("needs_bubblewrap")
+def test_nothing_is_left_where_nothing_arrived(place: Path) -> None:
+    source_of(place, 10)
+    box = exec_server.Sandbox.read_only().denying(f"{place}/source")
+
+    async def scenario(client: Client, _files: Files) -> None:
+        with pytest.raises(exec_server.RemoteFileError, match="Permission denied"):
+            await client.files.under(box).download(f"{place}/source", f"{place}/copy")
+
+    drive_files(None, scenario)
+    assert os.listdir(place) == ["source"]
 
 
 def test_a_full_disk_says_so(place: Path) -> None:
@@ -244,7 +233,7 @@ def test_a_full_disk_says_so(place: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     try:
-        drive(scenario)
+        drive_files(None, scenario)
     finally:
         signal.signal(signal.SIGXFSZ, handler)
 
@@ -269,7 +258,7 @@ def test_trees_with_odd_things_in_them(place: Path) -> None:
         up = await files.upload(f"{place}/tree", f"{place}/more")
         assert sorted(os.path.basename(path) for path, _ in up.skipped) == ["dangling", "loop"]
 
-    drive(scenario)
+    drive_files(None, scenario)
     for copy in (b"back", b"again", b"more"):
         with open(os.fsencode(place) + b"/" + copy + b"/bad\xff", "rb") as brought:
             assert brought.read() == b"bytes"
@@ -282,7 +271,7 @@ def test_a_tree_into_itself(place: Path) -> None:
     async def scenario(_client: Client, files: Files) -> None:
         await files.download(f"{place}/tree", f"{place}/tree/tree")
 
-    drive(scenario)
+    drive_files(None, scenario)
     found = sorted(str(path.relative_to(place)) for path in place.rglob("file"))
     assert found == ["tree/deep/file", "tree/tree/deep/file"]
 
@@ -298,4 +287,4 @@ def test_a_directory_larger_than_an_answer(place: Path) -> None:
         assert [entry.name for entry in entries] == sorted(map(str, range(50_500)))
         assert all(entry.is_file for entry in entries)
 
-    drive(scenario)
+    drive_files(None, scenario)

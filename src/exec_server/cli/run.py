@@ -55,8 +55,8 @@ BUILDER_BYTES: Final = 64 * 1024
     type=click.Choice(["read-only", "workspace-write", "full-access"]),
     help="What the command may touch; workspace-write is the directory it runs in, and temporary ones.",
 )
-@click.option("--writable", multiple=True, metavar="DIR", help="Let a sandbox write here, too (repeatable).")
-@click.option("--network/--no-network", default=None, help="Whether a sandbox has a network (default: no).")
+@click.option("--writable", multiple=True, metavar="DIR", help="A sandbox that may write here, too (repeatable).")
+@click.option("--network/--no-network", default=None, help="A sandbox with or without a network (default: without).")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     url: str | None,
@@ -228,7 +228,9 @@ async def run_on(
         except ServerRejected as error:
             where = f" in {cwd}" if cwd else ""
             click.echo(f"exec-server: cannot run {command[0]}{where}: {error.message}", err=True)
-            return NOT_ALLOWED_EXIT if "Permission denied" in error.message else NOT_FOUND_EXIT
+            unprepared = error.message.startswith("failed to prepare process sandbox")
+            refused = unprepared or "Permission denied" in error.message
+            return NOT_ALLOWED_EXIT if refused else NOT_FOUND_EXIT
         async with process:
             with outages_told(client):
                 code = await attend(client, process, tty, forward, timeout, deadline)

@@ -171,9 +171,21 @@ class Landing:
         self._turn.gone = True
 
     def close(self) -> None:
+        """A part in which nothing has arrived is of no use to a later transfer, and goes."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            try:
+                if self.size() == 0 and self._still_named():
+                    self.discard()
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _still_named(self) -> bool:
+        """Whether the part has not become what it is a part of."""
+        try:
+            return self.part is not None and os.path.samestat(os.lstat(self.part), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
 
 
 def _require_writable(path: str) -> None:

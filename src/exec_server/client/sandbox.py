@@ -109,7 +109,9 @@ class Sandbox(SandboxContext, frozen=True, kw_only=True):
     def denying(self, *paths: str) -> Self:
         """The same without these: paths, or patterns of files that exist when it is used.
 
-        In a pattern `*` and `?` stay within a name and `**` stands for any directories.
+        In a pattern `*` and `?` stay within a name and `**` stands for any directories. A pattern that does
+        not begin with `/` begins at the first root of the workspace. Without a workspace it begins where a
+        command starts, and file calls, which start nowhere, refuse it.
         """
         permissions = self.permissions
         if not isinstance(permissions, Managed) or not isinstance(permissions.file_system, Restricted):

@@ -90,7 +90,8 @@ def grants(plan: Plan, terminal: bytes | None = None) -> list[Grant]:
         if granted > _STRENGTH[wanted]:
             raise Inexpressible(
                 f"Landlock cannot take away rights below a directory that has them: {os.fsdecode(path)} must "
-                f"be {'unreadable' if wanted == 'none' else 'read-only'}; this needs bubblewrap"
+                f"be {'unreadable' if wanted == 'none' else 'read-only'}; this needs bubblewrap, and "
+                "`exec-server doctor` says what keeps it from working"
             )
     known = {seen.path: (seen.device, seen.inode) for seen in plan.seen}
     rules = [Grant(path, READ, *known.get(path, ())) for path in plan.readable]
