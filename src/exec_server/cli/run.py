@@ -55,8 +55,12 @@ BUILDER_BYTES: Final = 64 * 1024
     type=click.Choice(["read-only", "workspace-write", "full-access"]),
     help="What the command may touch; workspace-write is the directory it runs in, and temporary ones.",
 )
-@click.option("--writable", multiple=True, metavar="DIR", help="A sandbox that may write here, too (repeatable).")
-@click.option("--network/--no-network", default=None, help="A sandbox with or without a network (default: without).")
+@click.option(
+    "--writable", multiple=True, metavar="DIR", help="A sandbox that may write here, too (repeatable)."
+)
+@click.option(
+    "--network/--no-network", default=None, help="A sandbox with or without a network (default: without)."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     url: str | None,
