@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from . import files, relay, sandbox, workloads
+from . import agents, files, relay, sandbox, workloads
 from .client import Client
 from .client_stdio import StdioClient
 from .server import Command, WebSocketServer
@@ -201,6 +201,11 @@ MEASUREMENTS: tuple[Measurement, ...] = (
             Row("relay-none-output", "output, same client", "WebSocket", "bytes per second"),
         ),
         relay.open_stage,
+        rounds=5,
+    ),
+    Measurement(
+        (Row("relay-agents", "output, agents at both ends", "relay", "bytes per second", 3),),
+        agents.open_stage,
         rounds=5,
     ),
     Measurement(

@@ -123,6 +123,8 @@ def notes(effort: Effort) -> list[str]:
         harness is ours up to the channel, and from there on a receiver that looks only for the bytes it
         counts, the same for both. "Same client" is that receiver over a plain WebSocket. A stream is opened
         by asking the registry, a WebSocket and a handshake that the environment has the registry confirm.
+        "Agents at both ends" are whole programs, `exec-server exec` or `codex exec`, with a scripted model:
+        from its asking for a command that prints to its being told the end.
 
         Both servers run with their defaults; stdio pipes are enlarged to 1 MiB for both.
     """
