@@ -11,7 +11,8 @@ import pytest
 
 import exec_server
 from exec_server import Unsupported
-from exec_server.client.files import BLOCK_BYTES, WHOLE_WRITE_BYTES
+from exec_server.client.blocks import BLOCK_BYTES
+from exec_server.client.files import WHOLE_WRITE_BYTES
 from exec_server.client.landing import part_name
 from exec_server.services import Files, WalkEntry
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -16,6 +17,11 @@ from support.sandbox import needs_bubblewrap
 from support.server import RunningServer
 
 __all__ = ["needs_bubblewrap"]
+
+# What is compiled is kept, whatever the shell says: the suite starts thousands of processes, each of which
+# would compile the package again, and every worker would rewrite the asserts of every module.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # The suite tries the same examples each time, so that a red run is about the change it ran on. New ones are
 # looked for by `make search`.
@@ -43,6 +49,14 @@ def fresh_log() -> Iterator[None]:
 def server() -> Iterator[RunningServer]:
     """A listening server with the default settings, shared by all tests of this worker."""
     with RunningServer("--detach-ttl", "5") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def unix_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The same on a Unix socket."""
+    path = tmp_path_factory.mktemp("unix") / "sock"
+    with RunningServer("--detach-ttl", "5", listen=f"unix://{path}") as running:
         yield running
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,17 @@ import pytest
 import exec_server
 from exec_server import services, sync
 from exec_server.testing.faults import Faults
+from support.client import target_of
 from support.machine import gone, running, sleep_forever
 from support.server import COMMAND, RunningServer
 from support.wait import eventually
 
 
 @pytest.fixture(params=["local", "in-process", "websocket", "unix", "stdio"])
-def machine(request: pytest.FixtureRequest, server: RunningServer, tmp_path: Path) -> Iterator[Any]:
+def machine(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A machine of every kind."""
-    with ExitStack() as stack:
-        target: Any = {
-            "local": None,
-            "in-process": "in-process:",
-            "websocket": server.url,
-            "stdio": [COMMAND, "--listen", "stdio"],
-        }.get(request.param)
-        if request.param == "unix":
-            target = stack.enter_context(RunningServer(listen=f"unix://{tmp_path}/sock")).url
-        yield stack.enter_context(sync.connect(target))
+    with sync.connect(target_of(request)) as connected:
+        yield connected
 
 
 def test_run(machine: Any) -> None:

@@ -1,9 +1,8 @@
-"""The two tools on a machine that follows a script and on a clock of their own: windows, policy, ends."""
+"""The two tools on a machine that follows a script and on a clock of their own: what is told, and ends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,15 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exec_server.agent.exec import (
-    Declined,
-    DirectExec,
     ExecCommand,
-    PreparedExec,
     ToolError,
     WriteStdin,
 )
 from exec_server.agent.screen import ScreenUnavailable
-from exec_server.agent.unified import SandboxDenied, Settings, UnifiedExec
+from exec_server.agent.unified import Settings, UnifiedExec
 from exec_server.agent.unified_events import (
     ExecCommandEnd,
     ExecCommandOutputDelta,
@@ -28,173 +24,10 @@ from exec_server.agent.unified_events import (
 )
 from exec_server.agent.unified_text import ToolOutput
 from exec_server.client.errors import ConnectionLost, OutputLost, ProcessFailed, ServerRejected, StdinClosed
-from exec_server.services import Closed, EnvironmentFacts, Exited, Failed, Shell
-from exec_server.wire.sandbox import Disabled, SandboxContext
+from exec_server.services import Failed
 from support.scripted import ScriptedMachine, Step, exits, prints
+from support.unified import end_of, names, scripted
 from support.virtual_time import run_virtual
-
-Body = Callable[[UnifiedExec, list[ExecEvent]], Awaitable[None]]
-
-
-def names(events: Sequence[ExecEvent]) -> list[str]:
-    return [type(event).__name__.removeprefix("ExecCommand") for event in events]
-
-
-def end_of(events: Sequence[ExecEvent]) -> ExecCommandEnd:
-    (end,) = [event for event in events if isinstance(event, ExecCommandEnd)]
-    return end
-
-
-# Time ------------------------------------------------------------------------------------------------------
-
-
-def scripted(machine: ScriptedMachine, body: Body, **options: Any) -> None:
-    """Run a test on a machine that follows a script, in no time."""
-
-    async def main() -> None:
-        events: list[ExecEvent] = []
-        settings = options.pop("settings", Settings(sequential_ids=True))
-        machines: Any = {"m": machine}
-        unified = UnifiedExec(machines, "m", emit=events.append, settings=settings, **options)
-        await body(unified, events)
-        await unified.close()
-
-    run_virtual(main())
-
-
-@pytest.mark.parametrize(
-    ("asked", "window"), [(1, 250), (250, 250), (30_000, 30_000), (99_999, 30_000), (None, 10_000)]
-)
-def test_windows_of_exec_command(asked: int | None, window: int) -> None:
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        output = await unified.exec_command(ExecCommand(cmd="sleep", yield_time_ms=asked), "c")
-        assert output.wall_time == pytest.approx(window / 1000)
-        assert output.session_id == 1000
-        assert output.exit_code is None
-
-    scripted(ScriptedMachine([]), body)
-
-
-def test_windows_on_windows() -> None:
-    machine = ScriptedMachine([])
-    machine.info = EnvironmentFacts(shell=Shell("cmd", "cmd.exe"), cwd="file:///C:/", platform_os="windows")
-
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        output = await unified.exec_command(ExecCommand(cmd="sleep", yield_time_ms=250), "c")
-        assert output.wall_time == pytest.approx(10)
-
-    scripted(machine, body)
-
-
-@pytest.mark.parametrize(
-    ("chars", "asked", "window"),
-    [
-        ("x", None, 250),
-        ("x", 1, 250),
-        ("x", 20_000, 20_000),
-        ("x", 99_999, 30_000),
-        ("", None, 5000),
-        ("", 250, 5000),
-        ("", 60_000, 60_000),
-        ("", 999_999, 300_000),
-    ],
-)
-def test_windows_of_write_stdin(chars: str, asked: int | None, window: int) -> None:
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        await unified.exec_command(ExecCommand(cmd="cat", tty=True, yield_time_ms=250), "c")
-        output = await unified.write_stdin(WriteStdin(session_id=1000, chars=chars, yield_time_ms=asked))
-        assert output.wall_time == pytest.approx(window / 1000)
-
-    scripted(ScriptedMachine([]), body)
-
-
-@pytest.mark.parametrize(("most", "window"), [(60_000, 60), (1000, 5)])
-def test_the_longest_poll_is_a_setting(most: int, window: float) -> None:
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        await unified.exec_command(ExecCommand(cmd="cat", yield_time_ms=250), "c")
-        output = await unified.write_stdin(WriteStdin(session_id=1000, yield_time_ms=10**6))
-        assert output.wall_time == pytest.approx(window)
-
-    scripted(ScriptedMachine([]), body, settings=Settings(sequential_ids=True, max_poll_ms=most))
-
-
-@pytest.mark.parametrize("remote", [False, True])
-def test_the_exit_ends_a_window_at_once(remote: bool) -> None:
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        output = await unified.exec_command(ExecCommand(cmd="x"), "c")
-        assert output.wall_time == pytest.approx(3 - 0.15), "after the early window of 150 ms"
-        assert (output.exit_code, output.session_id) == (4, None)
-        assert names(events) == ["Begin", "OutputDelta", "End"], "all told before the call returns"
-        again = await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), "d")
-        assert again.session_id is not None
-        poll = await unified.write_stdin(WriteStdin(session_id=again.session_id))
-        assert poll.wall_time == pytest.approx(3 - 0.4)
-
-    script = [prints(1, "out"), *exits(3, 4)]
-    scripted(ScriptedMachine(script, script, remote=remote), body)
-
-
-def test_output_held_open_by_somebody_else_on_this_machine() -> None:
-    """U18: a child of the command keeps its stdout; the call goes on without it."""
-
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        output = await unified.exec_command(ExecCommand(cmd="x"), "c")
-        assert output.exit_code == 0
-        assert output.wall_time == pytest.approx(1 - 0.15 + 0.05)
-        assert names(events) == ["Begin", "OutputDelta"]
-        await asyncio.sleep(1)
-        assert end_of(events).aggregated_output == "early late", (
-            "what came within 100 ms is in the transcript"
-        )
-
-    late: list[Step] = [
-        prints(0.5, "early"),
-        *exits(1, closed=False),
-        prints(1.08, " late"),
-        prints(1.5, " too late"),
-    ]
-    scripted(ScriptedMachine(late), body)
-
-
-def test_an_exit_that_is_never_closed_on_another_machine() -> None:
-    """U19: without `closed` more may come, so the window is used up; then the code is told."""
-
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        output = await unified.exec_command(ExecCommand(cmd="x"), "c")
-        assert output.wall_time == pytest.approx(10)
-        assert (output.exit_code, output.session_id) == (7, None)
-        with pytest.raises(ToolError, match="Unknown process id 1000"):
-            await unified.write_stdin(WriteStdin(session_id=1000))
-        await asyncio.sleep(1)
-        assert end_of(events).exit_code == 7
-
-    scripted(ScriptedMachine(exits(1, 7, closed=False), remote=True), body)
-
-
-def test_questions_to_a_person_stop_the_clock() -> None:
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        call = asyncio.ensure_future(unified.exec_command(ExecCommand(cmd="x", yield_time_ms=1000), "c"))
-        await asyncio.sleep(0.5)
-        with unified.paused():
-            await asyncio.sleep(60)
-            with unified.paused():
-                await asyncio.sleep(60)
-            assert not call.done()
-        output = await call
-        assert output.wall_time == pytest.approx(1 + 120)
-        assert output.session_id is not None
-
-    scripted(ScriptedMachine([]), body)
-
-
-def test_a_pause_before_a_window_is_not_counted_in_it() -> None:
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        with unified.paused():
-            await asyncio.sleep(60)
-        output = await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=1000), "c")
-        assert output.wall_time == pytest.approx(1)
-
-    scripted(ScriptedMachine([]), body)
 
 
 def test_what_was_shown_is_not_shown_again() -> None:
@@ -335,22 +168,6 @@ def test_an_interrupted_turn_does_not_lose_its_command() -> None:
     scripted(machine, body)
 
 
-def test_an_interrupt_before_the_command_was_announced_ends_it() -> None:
-    machine = ScriptedMachine([])
-
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        call = asyncio.ensure_future(unified.exec_command(ExecCommand(cmd="x"), "c"))
-        await asyncio.sleep(0.1)
-        call.cancel()
-        await asyncio.wait([call])
-        assert unified.running() == []
-        assert events == []
-        await asyncio.sleep(0)
-        assert machine.started[0].terminated == 1
-
-    scripted(machine, body)
-
-
 def test_two_at_once_take_turns() -> None:
     """U10."""
 
@@ -379,30 +196,6 @@ def test_different_processes_are_talked_to_side_by_side() -> None:
         assert loop.time() - began == pytest.approx(5)
 
     scripted(ScriptedMachine(), body)
-
-
-def test_a_sandbox_that_refuses_at_once() -> None:
-    """U16."""
-    denied: list[Step] = [prints(0.05, "Read-only file system"), (0.1, Exited(0, 1, True)), (0.1, Closed(0))]
-    unsaid: list[Step] = [prints(0.05, "no"), (0.1, Exited(0, 2, None)), (0.1, Closed(0))]
-    late: list[Step] = [(1.0, Exited(0, 1, True)), (1.0, Closed(0))]
-    machine = ScriptedMachine(denied, unsaid, late)
-
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        with pytest.raises(SandboxDenied) as caught:
-            await unified.exec_command(ExecCommand(cmd="touch /usr/x"), "c")
-        assert caught.value.result.exit_code == 1
-        assert str(caught.value).endswith(
-            "\nWall time: 0.0000 seconds\nProcess exited with code 1\nOriginal token count: 6\nOutput:\n"
-            "Read-only file system"
-        )
-        assert events == []
-        output = await unified.exec_command(ExecCommand(cmd="x"), "d")
-        assert output.exit_code == 2, "a machine that does not say is asked, and says no"
-        assert (await unified.exec_command(ExecCommand(cmd="x"), "e")).exit_code == 1, "later it is a failure"
-        assert names(events) == ["Begin", "OutputDelta", "End", "Begin", "End"]
-
-    scripted(machine, body)
 
 
 def test_a_machine_that_is_lost() -> None:
@@ -532,81 +325,6 @@ def test_a_listener_that_fails_loses_nothing(capsys: pytest.CaptureFixture[str],
     assert "a listener of command events failed" in capsys.readouterr().err
 
 
-# What is started --------------------------------------------------------------------------------------------
-
-
-def test_what_the_machine_is_asked_for() -> None:
-    machine = ScriptedMachine(exits(0.1), exits(0.1))
-
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        await unified.exec_command(ExecCommand(cmd="echo hi", workdir="sub", tty=True), "call")
-        await unified.exec_command(ExecCommand(cmd="echo hi", login=False), "call")
-
-    settings = Settings(sequential_ids=True, tty_term="linux", rows=40, cols=120)
-    scripted(machine, body, settings=settings, thread_id="t", session_id="s")
-    terminal, plain = machine.options
-    assert terminal["argv"] == ["/bin/bash", "-lc", "echo hi"]
-    assert terminal["process_id"].startswith("1000-")
-    assert len(terminal["process_id"]) == 5 + 36
-    assert terminal["cwd"] == "file:///work/sub"
-    assert (terminal["tty"], terminal["stdin"], terminal["rows"], terminal["cols"]) == (True, False, 40, 120)
-    assert terminal["env"]["TERM"] == "linux"
-    assert terminal["env_policy"].inherit == "all"
-    assert plain["argv"] == ["/bin/bash", "-c", "echo hi"]
-    assert (plain["tty"], plain["stdin"], plain["rows"], plain["sandbox"]) == (False, False, None, None)
-    assert plain["env"]["TERM"] == "dumb"
-    assert plain["env"]["CODEX_THREAD_ID"] == "t"
-
-
-def test_policy_decides_what_is_started() -> None:
-    machine = ScriptedMachine(exits(0.1))
-    sandbox = SandboxContext(permissions=Disabled(), windows_sandbox_level="disabled")
-
-    async def prepare(request: DirectExec, call: ExecCommand) -> DirectExec:
-        if "rm" in call.cmd:
-            raise Declined("rm is not allowed")
-        assert call.justification == "please"
-        return PreparedExec(
-            argv=["wrapped", *request.argv], cwd=request.cwd, env=request.env, sandbox=sandbox
-        )
-
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        await unified.exec_command(ExecCommand(cmd="ls", justification="please"), "c")
-        assert machine.options[0]["argv"] == ["wrapped", "/bin/bash", "-lc", "ls"]
-        assert machine.options[0]["sandbox"] is sandbox
-        events.clear()
-        with pytest.raises(ToolError, match=r"^exec_command failed: rm is not allowed$"):
-            await unified.exec_command(ExecCommand(cmd="rm -r /"), "d")
-        assert names(events) == ["Begin", "End"], "what was refused is seen"
-        end = end_of(events)
-        assert (end.status, end.exit_code, end.aggregated_output) == ("declined", None, "rm is not allowed")
-        assert len(machine.started) == 1
-
-    scripted(machine, body, prepare=prepare)
-
-
-def test_what_cannot_be_started() -> None:
-    machine = ScriptedMachine()
-    machine.start_error = ServerRejected("process/start", -32600, "No such file or directory (os error 2)")
-
-    async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
-        text = "Failed to create unified exec process: No such file or directory (os error 2)"
-        with pytest.raises(ToolError) as caught:
-            await unified.exec_command(ExecCommand(cmd="x"), "c")
-        assert str(caught.value) == f"exec_command failed: {text}"
-        end = end_of(events)
-        assert (end.exit_code, end.status, end.aggregated_output) == (-1, "failed", text)
-        with pytest.raises(ToolError, match="unknown turn environment id `mars`"):
-            await unified.exec_command(ExecCommand(cmd="x", environment_id="mars"), "c")
-        with pytest.raises(ToolError, match="query parameters are not allowed"):
-            await unified.exec_command(ExecCommand(cmd="x", workdir="file:///x?y"), "c")
-        machine.start_error = None
-        output = await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), "c")
-        assert output.session_id is not None, "numbers of what did not start are free"
-
-    scripted(machine, body)
-
-
 def test_no_terminal_no_screen() -> None:
     async def body(unified: UnifiedExec, events: list[ExecEvent]) -> None:
         await unified.exec_command(ExecCommand(cmd="x", yield_time_ms=250), "c")
@@ -615,8 +333,6 @@ def test_no_terminal_no_screen() -> None:
 
     scripted(ScriptedMachine([]), body)
 
-
-# Any command ------------------------------------------------------------------------------------------------
 
 TEXTS = st.lists(
     st.tuples(st.floats(0, 20), st.sampled_from(["a", "bb\n", "é", "🎉" * 3, "x" * 9000])), max_size=6

@@ -23,7 +23,7 @@ from exec_server.agent.exec import (
     WriteStdin,
 )
 from exec_server.agent.screen import ScreenView
-from exec_server.agent.unified import SandboxDenied, Settings, UnifiedExec
+from exec_server.agent.unified import Settings, UnifiedExec
 from exec_server.agent.unified_events import (
     ExecCommandBegin,
     ExecCommandEnd,
@@ -31,6 +31,7 @@ from exec_server.agent.unified_events import (
     ExecEvent,
     TerminalInteraction,
 )
+from exec_server.agent.unified_start import SandboxDenied
 from exec_server.agent.unified_text import ToolOutput
 from exec_server.client.sandbox import Sandbox
 from exec_server.wire.sandbox import SandboxContext

@@ -1,28 +1,27 @@
-"""Machines whose connections break."""
+"""Machines whose connections break, and files on every transport."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import exec_server
+from exec_server.environments.connect import Target
 from exec_server.testing.faults import Faults
+from support.client import FilesRun, drive_files, target_of
 from support.server import RunningServer
 from support.session import Drive, Scenario
 
 
 @pytest.fixture(params=["websocket", "unix"])
-def url(request: pytest.FixtureRequest, server: RunningServer, tmp_path: Path) -> Iterator[str]:
+def url(request: pytest.FixtureRequest) -> str:
     """A server whose sessions can be resumed."""
-    if request.param == "websocket":
-        yield server.url
-        return
-    with RunningServer("--detach-ttl", "5", listen=f"unix://{tmp_path}/sock") as running:
-        yield running.url
+    target = target_of(request)
+    assert isinstance(target, str)
+    return target
 
 
 @pytest.fixture
@@ -41,3 +40,23 @@ def drive(server: RunningServer) -> Drive:
         asyncio.run(main())
 
     return go
+
+
+@pytest.fixture(params=["local", "websocket", "unix", "stdio"])
+def target(request: pytest.FixtureRequest) -> Target:
+    """Something to connect to."""
+    return target_of(request)
+
+
+@pytest.fixture
+def run(target: Target) -> FilesRun:
+    """Run a scenario with a client and its files."""
+    return lambda scenario: drive_files(target, scenario)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An empty directory."""
+    directory = tmp_path / "place"
+    directory.mkdir()
+    return directory

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 import exec_server
-from exec_server.client.blocks import BLOCK_BYTES, part_of, reblocked
+from exec_server.client.blocks import BLOCK_BYTES, reblocked
 from exec_server.client.errors import ProtocolError
+from exec_server.client.file_answers import part_of
 from exec_server.wire.binary import FilePart
 from support.server import RunningServer
 

@@ -6,8 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ import exec_server
 from exec_server import Client, Closed, Exited, Output
 from exec_server.client.client import INHERIT_ALL, connect
 from exec_server.client.rpc import MAX_CALLS
-from exec_server.environments.connect import IN_PROCESS
+from exec_server.environments.connect import IN_PROCESS, Target
 from exec_server.wire.process import SpawnMode
+from support.client import target_of
 from support.machine import gone, running, sleep_forever
 from support.scripted_server import ScriptedServer
 from support.server import COMMAND, RunningServer
@@ -28,26 +28,13 @@ Run = Callable[[Scenario], None]
 
 
 @pytest.fixture(params=["local", "in-process", "websocket", "unix", "stdio"])
-def target(
-    request: pytest.FixtureRequest, server: RunningServer, tmp_path: Path
-) -> Iterator[str | list[str] | None]:
+def target(request: pytest.FixtureRequest) -> Target:
     """Something to connect to."""
-    with ExitStack() as stack:
-        if request.param == "local":
-            yield None
-        elif request.param == "in-process":
-            yield IN_PROCESS
-        elif request.param == "websocket":
-            yield server.url
-        elif request.param == "stdio":
-            yield [COMMAND, "--listen", "stdio"]
-        else:
-            path = f"unix://{tmp_path}/sock"
-            yield stack.enter_context(RunningServer(listen=path)).url
+    return target_of(request)
 
 
 @pytest.fixture
-def run(target: str | list[str] | None) -> Run:
+def run(target: Target) -> Run:
     """Run a scenario with a client."""
 
     def go(scenario: Scenario) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import exec_server
 from exec_server import Closed, ConnectionLost, Exited, Failed, Output, ProcessFailed
-from exec_server.client import client, session
+from exec_server.client import client, handshake
 from exec_server.client.client import CATCH_UP_BYTES, State
 from exec_server.client.errors import Recovering, TooManyCalls
 from exec_server.client.rpc import MAX_CALLS
@@ -190,7 +190,7 @@ def test_output_that_is_gone_fails_its_process_alone(
         """As the reference, which acknowledges nothing: only the newest MiB is kept for it."""
         return InitializeParams(*args, **{**options, "acknowledges_output": None})
 
-    monkeypatch.setattr(session, "InitializeParams", silent)
+    monkeypatch.setattr(handshake, "InitializeParams", silent)
     with RunningServer() as plain:
 
         async def scenario(machine: Environment, faults: Faults) -> None:

@@ -18,7 +18,8 @@ from exec_server.relay.keys import PublicKey
 from exec_server.relay.noise import Initiator, prologue
 from exec_server.relay.stream import Stream
 from exec_server.relay.streams import Streams
-from exec_server.rendezvous.router import Harness, Router
+from exec_server.rendezvous.router import Router
+from exec_server.rendezvous.routes import Harness
 from exec_server.testing import ManualLoop
 
 from .support import EXECUTOR, HARNESS, Remembering

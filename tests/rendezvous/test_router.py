@@ -8,85 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exec_server.relay.frame import Ack, Data, Frame, Handshake, Heartbeat, Reset, Resume, decode, encode
-from exec_server.rendezvous.router import Harness, Router
-from exec_server.testing import ManualLoop
-
-MARK = 0xFFFFFFFF
-
-
-class FakeSocket:
-    """Remembers what it was given; full or overflowing when the test says so."""
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.closed: int | None = None
-        self.reading = True
-        self.full = False
-        self.overflowing = False
-
-    def send(self, frame: bytes) -> bool:
-        if not self.overflowing:
-            self.sent.append(frame)
-        return not self.overflowing
-
-    def is_full(self) -> bool:
-        return self.full
-
-    def pause(self) -> None:
-        self.reading = False
-
-    def resume(self) -> None:
-        self.reading = True
-
-    def close(self, code: int, reason: str) -> None:
-        self.closed = code
-
-    def frames(self) -> list[Frame]:
-        sent, self.sent = self.sent, []
-        return [decode(message) for message in sent]
-
-    def resets(self) -> list[str]:
-        """The streams it was told are over, and nothing else."""
-        frames = self.frames()
-        assert all(isinstance(frame.body, Reset) for frame in frames)
-        return [frame.stream_id for frame in frames]
-
-
-class Play:
-    """A router with an environment."""
-
-    def __init__(self) -> None:
-        self.loop = ManualLoop()
-        self.router = Router(self.loop)
-        self.environment = FakeSocket()
-        self.router.environment_opened("reg", self.environment)
-
-    def harness(self, key: str = "key", caller: str = "") -> tuple[Harness, FakeSocket]:
-        socket = FakeSocket()
-        return self.router.harness_opened("reg", key, socket, caller), socket
-
-    def from_harness(self, harness: Harness, *frames: Frame) -> None:
-        for frame in frames:
-            self.router.harness_frame(harness, encode(frame))
-
-    def from_environment(self, *frames: Frame) -> None:
-        for frame in frames:
-            self.router.environment_frame("reg", self.environment, encode(frame))
-
-    def stream(
-        self, stream_id: str = "s", *, acked: bool = False, caller: str = ""
-    ) -> tuple[Harness, FakeSocket]:
-        """A stream whose handshake is over."""
-        harness, socket = self.harness(caller=caller)
-        ack = MARK if acked else 0
-        hello = (Frame(stream_id, Resume(), ack), Frame(stream_id, Handshake(b"1"), ack))
-        self.from_harness(harness, *hello)
-        answer = Frame(stream_id, Handshake(b"2"), ack)
-        self.from_environment(answer)
-        assert self.environment.frames() == list(hello)
-        assert socket.frames() == [answer]
-        return harness, socket
+from exec_server.relay.frame import Ack, Data, Frame, Handshake, Heartbeat, Reset, Resume, encode
+from support.router import MARK, FakeSocket, Play
 
 
 def test_frames_pass_unchanged_and_in_order() -> None:
@@ -114,47 +37,6 @@ def test_what_is_no_frame_goes_nowhere() -> None:
     play.router.harness_frame(harness, encode(Frame("s", Reset(""))))
     play.router.environment_frame("reg", play.environment, b"\xff")
     assert (play.environment.sent, socket.sent, socket.closed) == ([], [], None)
-
-
-def test_a_stream_begins_with_resume_or_handshake() -> None:
-    play = Play()
-    for first in (Data(0, b"x"), Heartbeat(), Ack()):
-        harness, socket = play.harness()
-        play.from_harness(harness, Frame("s", first))
-        assert (socket.closed, play.environment.sent) == (1008, [])
-    harness, socket = play.harness()
-    play.from_harness(harness, Frame("s", Handshake(b"1")))
-    assert (socket.closed, len(play.environment.sent)) == (None, 1)
-
-
-def test_a_stream_of_another_harness_cannot_be_taken() -> None:
-    play = Play()
-    play.stream("s", acked=True)
-    for key, claim in (
-        ("other key", Frame("s", Resume(3), MARK)),
-        ("key", Frame("s", Resume())),
-        ("key", Frame("s", Handshake(b"1"), MARK)),
-    ):
-        thief, socket = play.harness(key)
-        play.from_harness(thief, claim)
-        assert socket.resets() == ["s"]
-        assert play.environment.sent == []
-    plain = Play()
-    plain.stream("s")
-    thief, socket = plain.harness()
-    plain.from_harness(thief, Frame("s", Resume(1), MARK))
-    assert socket.resets() == ["s"]
-
-
-def test_one_socket_carries_one_stream_at_a_time() -> None:
-    play = Play()
-    harness, socket = play.stream("s")
-    play.from_harness(harness, Frame("t", Resume()))
-    assert socket.resets() == ["t"]
-    play.from_harness(harness, Frame("s", Reset("closed")))
-    assert play.environment.resets() == ["s"]
-    play.from_harness(harness, Frame("t", Resume()))
-    assert [frame.stream_id for frame in play.environment.frames()] == ["t"]
 
 
 def test_unknown_streams_of_an_environment() -> None:
@@ -286,102 +168,15 @@ def test_a_stream_from_before_a_restart_goes_on() -> None:
     assert socket.closed is None
 
 
-def test_how_many_streams() -> None:
-    play = Play()
-    for number in range(96):
-        play.stream(f"s{number}", caller="greedy")
-    for caller, begun in (("greedy", 96), ("other", 128)):
-        for number in range(96, begun):
-            play.stream(f"s{number}", caller=caller)
-        harness, socket = play.harness(caller=caller)
-        play.from_harness(harness, Frame("one too many", Resume()))
-        assert [frame.body for frame in socket.frames()] == [Reset("too_many_streams")]
-        assert play.environment.sent == []
-
-
-def test_a_claim_without_a_handshake_takes_no_place_and_does_not_last() -> None:
-    play = Play()
-    idle = [play.harness(caller="idle") for _ in range(130)]
-    for number, (harness, _) in enumerate(idle):
-        play.from_harness(harness, Frame(f"i{number}", Resume()))
-    # Of one caller only so many, and none of them keeps anybody out.
-    assert sum(bool(socket.resets()) for _, socket in idle) == 130 - 64
-    play.environment.frames()
-    for number in range(96):
-        play.stream(f"s{number}", caller="other")
-    play.loop.advance(9.9)
-    assert [socket.closed for _, socket in idle] == [None] * 130
-    play.loop.advance(0.2)
-    assert [socket.closed for _, socket in idle][:64] == [1008] * 64
-    assert play.router.stream_count == 96
-
-
-def test_a_handshake_that_is_never_answered_ends() -> None:
+def test_a_harness_without_its_environment() -> None:
     play = Play()
     harness, socket = play.harness()
-    play.from_harness(harness, Frame("s", Resume()), Frame("s", Handshake(b"1")))
-    play.environment.frames()
-    play.loop.advance(14.9)
-    assert socket.closed is None
-    play.loop.advance(0.2)
-    assert (socket.resets(), socket.closed) == (["s"], 1008)
-    assert play.environment.resets() == ["s"]
+    play.router.environment_closed("reg", play.environment)
+    play.from_harness(harness, Frame("s", Resume()))
+    assert (socket.resets(), socket.closed) == (["s"], 1001)
 
 
-# Whose handshakes fail ---------------------------------------------------------------------------
-
-
-def fail_handshake(play: Play, caller: str, reason: str = "noise_relay_protocol_error", ack: int = 0) -> str:
-    """One that the environment refuses: what the harness is told, or "" if it never got that far."""
-    harness, socket = play.harness(caller=caller)
-    play.from_harness(harness, Frame("f", Resume(), ack), Frame("f", Handshake(b"rubbish"), ack))
-    if len(play.environment.frames()) == 2:
-        play.from_environment(Frame("f", Reset(reason)))
-        told = socket.frames()[-1].body
-        assert isinstance(told, Reset)
-        play.router.harness_closed(harness)
-        return told.reason
-    assert [frame.body for frame in socket.frames()] == [Reset("handshakes_paused")]
-    return ""
-
-
-def test_whoever_fails_too_often_is_stopped_before_the_environment_shuts_its_door() -> None:
-    play = Play()
-    passed = 0
-    for _ in range(12_000):  # forty minutes, every 0.2 s
-        passed += fail_handshake(play, "bad") != ""
-        play.loop.advance(0.2)
-    assert passed <= 4 * 9  # pauses of 10, 20, 40, ... 600 s
-    play.stream("good", caller="good")
-
-
-def test_one_who_hangs_up_before_the_refusal_is_to_blame_as_well() -> None:
-    play = Play()
-    for number in range(4):
-        harness, _ = play.harness(caller="bad")
-        play.from_harness(harness, Frame(f"s{number}", Handshake(b"rubbish")))
-        play.router.harness_closed(harness)
-        assert len(play.environment.frames()) == 2  # and a reset
-    assert fail_handshake(play, "bad") == ""
-
-
-def test_nobody_is_to_blame_for_a_door_that_is_shut() -> None:
-    play = Play()
-    for caller in ("a", "b"):
-        for _ in range(4):
-            assert fail_handshake(play, caller) == "noise_relay_protocol_error"
-    # Eight: the environment takes none for ten seconds. An end of ours is told why; others hear what it said.
-    for _ in range(9):
-        assert fail_handshake(play, "c", ack=MARK) == "handshakes_paused"
-        assert fail_handshake(play, "c") == "noise_relay_protocol_error"
-    play.loop.advance(10.1)
-    play.stream("c", caller="c")
-    # What the environment says for another reason than a bad handshake counts for nothing, either.
-    for _ in range(9):
-        assert fail_handshake(play, "d", reason="too_many_streams") == "too_many_streams"
-
-
-# What ends because a key is revoked --------------------------------------------------------------
+# What ends because a key is revoked ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("acked", [True, False])
@@ -395,34 +190,7 @@ def test_a_harness_that_is_revoked_ends_at_both_ends(acked: bool) -> None:
     assert play.router.stream_count == 0
 
 
-# What a first frame may be -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("body", [Reset("closed"), Data(0, b"x"), Heartbeat()])
-def test_what_begins_no_stream(body: Any) -> None:
-    play = Play()
-    harness, socket = play.harness()
-    play.from_harness(harness, Frame("s", body))
-    assert (socket.closed, play.environment.sent) == (1008, [])
-
-
-@pytest.mark.parametrize("name", ["x" * 257, "\x1b[2J", "a\nb", "\u00e4" * 129])
-def test_ids_nobody_wants_to_keep(name: str) -> None:
-    play = Play()
-    harness, socket = play.harness()
-    play.from_harness(harness, Frame(name, Resume()))
-    assert (socket.closed, play.environment.sent) == (1008, [])
-
-
-def test_a_harness_without_its_environment() -> None:
-    play = Play()
-    harness, socket = play.harness()
-    play.router.environment_closed("reg", play.environment)
-    play.from_harness(harness, Frame("s", Resume()))
-    assert (socket.resets(), socket.closed) == (["s"], 1001)
-
-
-# Who is slow -------------------------------------------------------------------------------------
+# Who is slow ---------------------------------------------------------------------------------------
 
 
 def test_a_harness_that_fills_its_environment_is_not_read() -> None:
@@ -498,12 +266,18 @@ def test_overflow_resets_a_plain_stream() -> None:
     assert socket.sent == []
 
 
+# Whatever happens ----------------------------------------------------------------------------------
+
+
 IDS = st.sampled_from(["a", "b", "c"])
+
 BODIES = st.one_of(
     st.builds(Data, st.integers(0, 9), st.just(b"x")),
     st.sampled_from([Ack(), Heartbeat(), Resume(), Resume(3), Reset("x"), Handshake(b"h")]),
 )
+
 FRAMES = st.builds(Frame, IDS, BODIES, st.sampled_from([0, 5, MARK]))
+
 STEPS = st.one_of(
     st.tuples(st.just("harness"), st.integers(0, 2), FRAMES),
     st.tuples(st.just("environment"), FRAMES),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +12,18 @@ import pytest
 from aiohttp import web
 
 import exec_server
-from exec_server.environments.connect import IN_PROCESS, Target
+from exec_server.environments.connect import Target
 from exec_server.environments.environment import Environment
 from exec_server.testing import Report, check_environment
 from exec_server.testing.faults import Faults
 from relay.stage import KEY, stage
-from support.server import COMMAND, RunningServer
+from support.client import target_of
 
 
 @pytest.fixture(params=["local", "in-process", "websocket", "unix", "stdio"])
-def target(request: pytest.FixtureRequest, server: RunningServer, tmp_path: Path) -> Iterator[Target]:
+def target(request: pytest.FixtureRequest) -> Target:
     """Every way to reach a machine without anybody in between."""
-    with ExitStack() as stack:
-        if request.param == "unix":
-            listening = RunningServer("--detach-ttl", "5", listen=f"unix://{tmp_path}/sock")
-            yield stack.enter_context(listening).url
-        else:
-            yield {
-                "local": None,
-                "in-process": IN_PROCESS,
-                "websocket": server.url,
-                "stdio": [COMMAND, "--listen", "stdio"],
-            }[request.param]
+    return target_of(request)
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,9 @@ from ..events.model import CommandExecution
 from .approvals import Approver, Question, forbid
 from .exec import Declined, DirectExec, ExecCommand, ExecRequest, PreparedExec, WriteStdin
 from .policy import words
-from .unified import SandboxDenied, UnifiedExec
+from .unified import UnifiedExec
 from .unified_events import ExecCommandBegin, ExecCommandEnd, ExecCommandOutputDelta, ExecEvent, as_item
+from .unified_start import SandboxDenied
 from .unified_text import DEFAULT_MODEL_POLICY
 
 if TYPE_CHECKING:

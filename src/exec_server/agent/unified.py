@@ -8,59 +8,30 @@ a window of time, which the end of the command cuts short.
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
-import posixpath
 import secrets
 from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
-from uuid import uuid4
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from .. import log
 from ..client.errors import ExecServerError, ProcessFailed, ServerRejected, StdinClosed
-from ..services import Environment, Process
+from ..services import Environment
 from ..wire.errors import RpcError
 from ..wire.uri import ForeignPath
-from .buffer import BUFFER_BYTES, HeadTailBuffer
-from .exec import (
-    Declined,
-    DirectExec,
-    ExecCommand,
-    ExecRequest,
-    Prepare,
-    PreparedExec,
-    ToolError,
-    WriteStdin,
-    request_of,
-    start,
-    variables,
-)
+from .buffer import BUFFER_BYTES
+from .exec import Declined, ExecCommand, ExecRequest, Prepare, ToolError, WriteStdin, request_of, variables
 from .screen import ScreenUnavailable, ScreenView
-from .unified_events import ExecCommandBegin, ExecCommandEnd, ExecEvent, Listener, TerminalInteraction
-from .unified_process import LOST_EXIT, TRAILING_SECONDS, UnifiedProcess
+from .unified_events import ExecEvent, Listener, TerminalInteraction
+from .unified_process import UnifiedProcess
+from .unified_start import Starter
 from .unified_store import MAX_PROCESSES, ProcessStore
 from .unified_text import ToolOutput
+from .unified_window import MAX_POLL_MS, Pauses, collect, first_window, write_window
 
-__all__ = ["RunningCommand", "SandboxDenied", "Settings", "UnifiedExec"]
-
-DEFAULT_YIELD_MS: Final = 10_000
-DEFAULT_WRITE_YIELD_MS: Final = 250
-MIN_YIELD_MS: Final = 250
-MIN_YIELD_WINDOWS_MS: Final = 10_000
-MAX_YIELD_MS: Final = 30_000
-MIN_POLL_MS: Final = 5_000
-MAX_POLL_MS: Final = 300_000
-"""The reference's windows. A poll waits longer than it asks for: it has nothing else to do."""
-
-EARLY_EXIT_SECONDS: Final = 0.15
-"""How long a command is watched before it is announced: a sandbox mostly refuses at once."""
-
-CLOSE_GRACE_SECONDS: Final = 0.05
-"""How long output may go on after the exit before a call returns without it."""
+__all__ = ["RunningCommand", "Settings", "UnifiedExec"]
 
 AFTER_WRITE_SECONDS: Final = 0.1
 """Time for a program to react to what was typed."""
@@ -85,14 +56,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     rows: int | None = None
     cols: int | None = None
     """Size of a terminal; None leaves it to the machine: 24 rows of 80 columns."""
-
-
-class SandboxDenied(ToolError):
-    """The sandbox stopped a command before it got anywhere. The model is told as of any other command."""
-
-    def __init__(self, result: ToolOutput) -> None:
-        super().__init__(result.text())
-        self.result = result
 
 
 class RunningCommand(Struct, frozen=True):
@@ -137,9 +100,8 @@ class UnifiedExec:
         """Commands that are being started and will need room."""
         self._calls_over = asyncio.Event()
         """Set whenever a call is over: there may be room now."""
-        self._pauses = 0
-        self._paused_at = 0.0
-        self._paused_for = 0.0
+        self._pauses = Pauses()
+        self._starter = Starter(self._settings.buffer_bytes, self._emit, self._in_background)
         self._background: set[asyncio.Future[object]] = set()
 
     # The tools -------------------------------------------------------------------------------------
@@ -158,8 +120,7 @@ class UnifiedExec:
         except BaseException:
             self._store.release(number)
             raise
-        least = MIN_YIELD_WINDOWS_MS if environment.info.platform_os == "windows" else MIN_YIELD_MS
-        window = clamp(call.yield_time_ms, DEFAULT_YIELD_MS, least, MAX_YIELD_MS)
+        window = first_window(call, environment.info.platform_os)
         try:
             return await self._first_window(running, window, call.max_output_tokens)
         finally:
@@ -184,7 +145,7 @@ class UnifiedExec:
             self._store.touch(running)
             if call.chars:
                 await self._type(running, call.chars)
-            window = _write_window(call, self._settings.max_poll_ms)
+            window = write_window(call, self._settings.max_poll_ms)
             output = await self._collected(running, window, call.max_output_tokens)
             if running.failure is not None:
                 self._store.release(number)
@@ -234,15 +195,12 @@ class UnifiedExec:
     def paused(self) -> Iterator[None]:
         """While a person is asked something, no window runs out."""
         loop = asyncio.get_running_loop()
-        if self._pauses == 0:
-            self._paused_at = loop.time()
-        self._pauses += 1
+        self._pauses.begin(loop.time())
         try:
             yield
         finally:
-            self._pauses -= 1
-            if self._pauses == 0:
-                self._paused_for += loop.time() - self._paused_at
+            self._pauses.end(loop.time())
+            if not self._pauses:
                 for running in self._store:
                     running.wake()
 
@@ -264,7 +222,7 @@ class UnifiedExec:
         try:
             return await self._prepare(request, call)
         except Declined as refusal:
-            self._tell_whole(request, call_id, number, "declined", str(refusal))
+            self._starter.never_ran(request, call_id, number, "declined", str(refusal))
             raise ToolError(f"exec_command failed: {refusal}") from None
 
     async def _make_room(self) -> None:
@@ -283,7 +241,7 @@ class UnifiedExec:
     ) -> UnifiedProcess:
         self._starting += 1
         try:
-            running = await self._start(environment, request, call, call_id, number)
+            running = await self._starter.start(environment, request, call, call_id, number)
             if not running.exit_seen:
                 # Stored before anything is waited for, so that an interrupted turn does not lose it.
                 self._store.store(running)
@@ -292,67 +250,9 @@ class UnifiedExec:
             self._starting -= 1
             self._calls_over.set()
 
-    async def _start(
-        self, environment: Environment, request: ExecRequest, call: ExecCommand, call_id: str, number: int
-    ) -> UnifiedProcess:
-        missing = _missing_program(environment, request)
-        if missing is not None:
-            raise self._not_started(request, call_id, number, missing) from None
-        starting = asyncio.ensure_future(start(environment, request, f"{number}-{uuid4()}"))
-        try:
-            process = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            self._in_background(_end_when_started(starting))
-            raise
-        except (ExecServerError, OSError, ValueError, TypeError) as error:
-            cause = error.message if isinstance(error, ServerRejected) else str(error)
-            raise self._not_started(request, call_id, number, cause) from None
-        running = UnifiedProcess(
-            number,
-            call_id,
-            process,
-            request,
-            remote=environment.is_remote,
-            capacity=self._settings.buffer_bytes,
-            emit=self._emit,
-        )
-        try:
-            await running.wait_exit(EARLY_EXIT_SECONDS)
-            if await self._denied(running):
-                await running.wait_output_over(TRAILING_SECONDS)
-                raise SandboxDenied(
-                    ToolOutput(
-                        wall_time=0.0,
-                        buffer=running.pending.drain(),
-                        chunk_id=secrets.token_hex(3),
-                        exit_code=running.exit_code,
-                        max_output_tokens=call.max_output_tokens,
-                    )
-                )
-        except BaseException:
-            running.abandon()
-            self._in_background(running.terminate())
-            raise
-        running.announce()
-        self._in_background(running.finished)
-        return running
-
-    def _not_started(self, request: DirectExec, call_id: str, number: int, cause: str) -> ToolError:
-        text = f"Failed to create unified exec process: {cause}"
-        self._tell_whole(request, call_id, number, "failed", text)
-        return ToolError(f"exec_command failed: {text}")
-
-    async def _denied(self, running: UnifiedProcess) -> bool:
-        if running.exit is None:
-            return False
-        if running.exit.sandbox_denied is None:
-            try:
-                return (await running.process.read(after_seq=running.exit.seq)).sandbox_denied
-            except (ExecServerError, OSError):
-                return False  # it does not say; its exit code and its output will
-        return running.exit.sandbox_denied
-
-    async def _first_window(self, running: UnifiedProcess, window: int, max_tokens: int | None) -> ToolOutput:
+    async def _first_window(
+        self, running: UnifiedProcess, window: float, max_tokens: int | None
+    ) -> ToolOutput:
         async with running.lock:
             output = await self._collected(running, window, max_tokens)
         if running.failure is not None:
@@ -400,11 +300,11 @@ class UnifiedExec:
         running.give_up()
         return ToolError(f"write_stdin failed: Unified exec process failed: {running.failure}")
 
-    async def _collected(self, running: UnifiedProcess, window_ms: int, max_tokens: int | None) -> ToolOutput:
+    async def _collected(self, running: UnifiedProcess, window: float, max_tokens: int | None) -> ToolOutput:
         """Wait for the window or the end, and report which it was. A process that is over is let go."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        buffer = await self._collect(running, window_ms / 1000)
+        buffer = await collect(running, window, self._pauses, self._settings.buffer_bytes)
         if running.ended:
             self._store.release(running.number)
             running.fallback = running.fallback or buffer.joined().decode("utf-8", "replace")
@@ -418,42 +318,6 @@ class UnifiedExec:
             max_output_tokens=max_tokens,
         )
 
-    async def _collect(self, running: UnifiedProcess, window: float) -> HeadTailBuffer:
-        buffer = HeadTailBuffer(self._settings.buffer_bytes)
-        try:
-            await self._gather(running, window, buffer)
-        except BaseException:
-            # The call is interrupted. What it has seen nobody was told yet: the next one is.
-            buffer.merge(running.pending.drain())
-            running.pending = buffer
-            raise
-        return buffer
-
-    async def _gather(self, running: UnifiedProcess, window: float, buffer: HeadTailBuffer) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + window
-        paused_before = self._paused(loop.time())
-        grace: float | None = None
-        while True:
-            now = loop.time()
-            left = deadline + self._paused(now) - paused_before - now
-            if running.pending:
-                buffer.merge(running.pending.drain())
-                if left <= 0:
-                    return
-                continue
-            over = running.exit_seen or running.given_up
-            if (over and running.output_over) or left <= 0:
-                return
-            if over:
-                # Something else holds its output open, or the news is about to come.
-                grace = now + min(CLOSE_GRACE_SECONDS, left) if grace is None else grace
-                if now >= grace:
-                    return
-                await running.changed(grace - now)
-            else:
-                await running.changed(None if self._pauses else left)
-
     async def _told(self, running: UnifiedProcess) -> None:
         """If it is over and silent, let its end be told before the call returns."""
         if running.given_up and running.output_over:
@@ -466,10 +330,6 @@ class UnifiedExec:
 
     # The rest --------------------------------------------------------------------------------------
 
-    def _paused(self, now: float) -> float:
-        """Seconds spent in pauses so far."""
-        return self._paused_for + (now - self._paused_at if self._pauses else 0.0)
-
     def _emit(self, event: ExecEvent) -> None:
         if self._listener is None:
             return
@@ -478,60 +338,10 @@ class UnifiedExec:
         except Exception as error:  # whoever listens must not be able to lose a command
             log.error("a listener of command events failed", kind=type(event).__name__, error=repr(error))
 
-    def _tell_whole(self, request: DirectExec, call_id: str, number: int, status: str, text: str) -> None:
-        """The beginning and the end of a command that never ran."""
-        self._emit(
-            ExecCommandBegin(call_id=call_id, process_id=number, command=request.argv, cwd=request.cwd)
-        )
-        declined = status == "declined"
-        self._emit(
-            ExecCommandEnd(
-                call_id=call_id,
-                process_id=number,
-                command=request.argv,
-                cwd=request.cwd,
-                stdout="",
-                stderr=text,
-                aggregated_output=text,
-                exit_code=None if declined else LOST_EXIT,
-                duration=0.0,
-                status="declined" if declined else "failed",
-            )
-        )
-
     def _in_background(self, work: Awaitable[object]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def clamp(asked: int | None, default: int, least: int, most: int) -> int:
-    """Milliseconds within bounds."""
-    return min(max(default if asked is None else asked, least), most)
-
-
-def _missing_program(environment: Environment, request: ExecRequest) -> str | None:
-    """Why there is no such program on this machine. A sandbox would start all the same, and say so itself."""
-    if environment.is_remote or not isinstance(request, PreparedExec) or request.sandbox is None:
-        return None
-    program = request.argv[0]
-    if not posixpath.isabs(program) or os.access(program, os.X_OK):
-        return None
-    return os.strerror(errno.EACCES if os.path.exists(program) else errno.ENOENT) + f": {program}"
-
-
-async def _end_when_started(starting: asyncio.Future[Process]) -> None:
-    """Nobody waits for it any more, but the machine may have started it."""
-    try:
-        await (await starting).terminate()
-    except (ExecServerError, OSError, ValueError, TypeError) as error:
-        log.debug("a command whose call was cancelled did not start", error=str(error))
-
-
-def _write_window(call: WriteStdin, max_poll_ms: int) -> int:
-    if call.chars:
-        return clamp(call.yield_time_ms, DEFAULT_WRITE_YIELD_MS, MIN_YIELD_MS, MAX_YIELD_MS)
-    return clamp(call.yield_time_ms, DEFAULT_WRITE_YIELD_MS, MIN_POLL_MS, max(max_poll_ms, MIN_POLL_MS))
 
 
 def _unknown(tool: str, number: int) -> ToolError:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import authority_option, directory_there, fail
-from .starting import load_configuration, only, printable, started, unknown_environment, where
+from .shown import printable
+from .starting import load_configuration, only, started, unknown_environment, where
 
 if TYPE_CHECKING:
     from ..environments.config import Configuration

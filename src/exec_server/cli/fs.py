@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TextIO, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from .fs_listing import print_listing
+from .fs_transfer import name_of, transfer
 from .options import environment_option, fail, server_options
+from .shown import on_one_line, shown
 from .starting import machine
 
 if TYPE_CHECKING:
     from ..client.files import RemoteFiles
     from ..environments.environment import Environment
-    from ..services import FileMetadata, Progress, Transferred
+    from ..services import Progress, Transferred
 
 __all__ = ["fs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 BROKEN_PIPE_EXIT: Final = 128 + signal.SIGPIPE
-LOOKS_AT_ONCE: Final = 64
-"""Entries of a directory asked about at the same time."""
 
 
 @click.group()
@@ -53,8 +52,8 @@ def ls(
     async def work(files: RemoteFiles) -> None:
         async def one(path: str) -> None:
             if len(paths) > 1 and not as_json:
-                click.echo(f"{_on_one_line(path)}:")
-            await _list(files, path, as_json)
+                click.echo(f"{on_one_line(path)}:")
+            await print_listing(files, path, as_json)
 
         await _each(paths or (".",), one)
 
@@ -121,10 +120,10 @@ def put(
                 fail(f"{source} is a directory; use -r to bring it with all that is in it")
 
         async def bring(source: str, progress: Progress | None) -> Transferred:
-            place = f"{files.native(target).rstrip('/')}/{_name(source)}" if into else target
+            place = f"{files.native(target).rstrip('/')}/{name_of(source)}" if into else target
             return await files.upload(source, place, progress, verify=not no_verify)
 
-        await _transfer("put", sources, target, into, check, bring)
+        await transfer("put", sources, target, into, check, bring)
 
     _run(url, token_file, environment, work)
 
@@ -158,33 +157,12 @@ def get(
                 fail(f"{source} is a directory; use -r to fetch it with all that is in it")
 
         async def fetch(source: str, progress: Progress | None) -> Transferred:
-            place = os.path.join(target, _name(source)) if into else target
+            place = os.path.join(target, name_of(source)) if into else target
             return await files.download(source, place, progress, verify=not no_verify)
 
-        await _transfer("get", map(files.native, sources), target, into, check, fetch)
+        await transfer("get", map(files.native, sources), target, into, check, fetch)
 
     _run(url, token_file, environment, work)
-
-
-async def _transfer(
-    verb: str,
-    sources: Iterable[str],
-    target: str,
-    into: bool,
-    check: Callable[[str], Awaitable[None]],
-    one: Callable[[str, Progress | None], Awaitable[Transferred]],
-) -> None:
-    """Each in turn; the exit code says whether all of it is there."""
-    sources = list(sources)
-    if len(sources) > 1 and not into:
-        fail(f"{target} is not a directory, and there are several files to put into it")
-    whole = True
-    for source in sources:
-        await check(source)
-        with _progress(verb, source) as progress:
-            whole &= _report(await one(source, progress))
-    if not whole:
-        sys.exit(1)
 
 
 @fs.command()
@@ -248,7 +226,7 @@ def watch(
                     click.echo(msgspec.json.encode(change))
                 else:
                     for changed in change.paths:
-                        click.echo(_on_one_line(changed) + (" (overflow)" if change.overflowed else ""))
+                        click.echo(on_one_line(changed) + (" (overflow)" if change.overflowed else ""))
                 sys.stdout.flush()
 
     _run(url, token_file, environment, work)
@@ -277,7 +255,7 @@ def _run(
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except (ExecServerError, OSError, TimeoutError, ValueError) as error:
-        fail(_shown(str(error), sys.stderr))
+        fail(shown(str(error), sys.stderr))
 
 
 async def _each(paths: Iterable[str], work: Callable[[str], Awaitable[None]]) -> None:
@@ -292,7 +270,7 @@ async def _each(paths: Iterable[str], work: Callable[[str], Awaitable[None]]) ->
             raise
         except (ExecServerError, OSError, ValueError) as error:
             failed = True
-            click.echo(f"Error: {_shown(str(error), sys.stderr)}", err=True)
+            click.echo(f"Error: {shown(str(error), sys.stderr)}", err=True)
     if failed:
         sys.exit(1)
 
@@ -324,134 +302,3 @@ async def _is_directory(files: RemoteFiles, path: str) -> bool:
         return (await files.metadata(path)).is_directory
     except FileNotFoundError:
         return False
-
-
-def _name(path: str) -> str:
-    """The last part of a native path; `.` and `..` have one too."""
-    return os.path.basename(os.path.abspath(path))
-
-
-# ls ------------------------------------------------------------------------------------------------
-
-
-async def _list(files: RemoteFiles, path: str, as_json: bool) -> None:
-    entries: list[tuple[str, FileMetadata | None]] = []
-    found = await files.metadata(path)
-    if not found.is_directory:
-        entries.append((path, found))
-    else:
-        directory = files.native(path).rstrip("/")
-        names = [entry.name for entry in await files.list(path)]
-        for start in range(0, len(names), LOOKS_AT_ONCE):
-            some = names[start : start + LOOKS_AT_ONCE]
-            looks = [files.metadata(f"{directory}/{name}") for name in some]
-            for name, look in zip(some, await asyncio.gather(*looks, return_exceptions=True), strict=True):
-                if isinstance(look, OSError):
-                    entries.append((name, None))  # a link that leads nowhere or in circles, or gone meanwhile
-                elif isinstance(look, BaseException):
-                    raise look
-                else:
-                    entries.append((name, look))
-    width = max([len(str(entry.size)) for _, entry in entries if entry is not None], default=1)
-    for name, entry in entries:
-        click.echo(_json_line(name, entry) if as_json else _line(name, entry, width))
-
-
-def _json_line(name: str, entry: FileMetadata | None) -> bytes:
-    import msgspec
-
-    values: dict[str, Any] = {"name": _text(name), "kind": "nowhere"}
-    if entry is not None:
-        values |= {"kind": _kind(entry), "isSymlink": entry.is_symlink, "size": entry.size}
-        values |= {"modifiedAtMs": entry.modified_at_ms, "createdAtMs": entry.created_at_ms}
-    return msgspec.json.encode(values)
-
-
-def _line(name: str, entry: FileMetadata | None, width: int) -> str:
-    if entry is None:
-        return f"?  {'-':>{width}} {'-':>19} {_on_one_line(name)} (leads nowhere, or cannot be looked at)"
-    letter = {"directory": "d", "file": "-", "other": "?"}[_kind(entry)]
-    link = "l" if entry.is_symlink else " "
-    when = datetime.fromtimestamp(entry.modified_at_ms / 1000).astimezone()
-    return f"{letter}{link} {entry.size:>{width}} {when:%Y-%m-%d %H:%M:%S} {_on_one_line(name)}"
-
-
-def _kind(entry: FileMetadata) -> str:
-    return "directory" if entry.is_directory else "file" if entry.is_file else "other"
-
-
-def _text(path: str) -> str:
-    """Names that are not UTF-8 can be written nowhere as they are."""
-    return path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-def _shown(text: str, stream: TextIO | None = None) -> str:
-    """For people. A name is anybody's choice: on a terminal it must not move the cursor or set a title."""
-    text = _text(text)
-    if not (stream or sys.stdout).isatty():
-        return text
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
-
-
-def _on_one_line(name: str) -> str:
-    """A name in a list. Also in a pipe, one with a line break in it must not look like two."""
-    return _shown(name).replace("\n", r"\n").replace("\r", r"\r")
-
-
-# put and get ---------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _progress(title: str, path: str) -> Iterator[Progress | None]:
-    """A bar on a terminal, nothing in a pipe."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(_title(title, path), total=None)
-
-        def show(done: int, total: int, at: str) -> None:
-            bar.update(task, completed=done, total=total, description=_title(title, at))
-
-        yield show
-
-
-def _title(title: str, path: str) -> str:
-    from rich.markup import escape
-
-    return escape(f"{title} {_shown(_name(path), sys.stderr)}")
-
-
-def _report(result: Transferred) -> bool:
-    """Say how it went; whether all of it came over that should."""
-    from ..client.transfers import LEFT_OUT
-
-    for path, reason in result.skipped:
-        click.echo(f"skipped {_shown(path, sys.stderr)}: {_shown(reason, sys.stderr)}", err=True)
-    if sys.stderr.isatty():
-        how = {"digest": ", SHA-256 compared", "reread": ", read back and compared", "no": ""}[
-            result.verified
-        ]
-        resumed = f", {result.resumed_bytes} of them already there" if result.resumed_bytes else ""
-        click.echo(f"{result.files} files, {result.bytes} bytes{resumed}{how}", err=True)
-    return all(reason in LEFT_OUT for _, reason in result.skipped)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .options import environment_option, fail, server_options
+from .shown import printable
 from .starting import machine
 
 if TYPE_CHECKING:
@@ -56,19 +57,14 @@ async def _list(there: AbstractAsyncContextManager[Environment]) -> list[ListedP
 def _row(process: ListedProcess) -> tuple[str, ...]:
     return (
         process.session,
-        _printable(process.process_id),
+        printable(process.process_id),
         process.state,
         "-" if process.pid is None else str(process.pid),
         "-" if process.exit_code is None else str(process.exit_code),
         _age(time.time() - process.started_at_ms / 1000),
         _size(process.output_bytes),
-        _printable(shlex.join(process.argv)),
+        printable(shlex.join(process.argv)),
     )
-
-
-def _printable(text: str) -> str:
-    """What a command line holds must not steer the terminal it is shown on."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _age(seconds: float) -> str:

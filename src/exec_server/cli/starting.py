@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from .options import fail, read_token, refuse_two_places
+from .shown import printable
 
 if TYPE_CHECKING:
     from ..environments.config import Configuration
@@ -24,7 +25,6 @@ __all__ = [
     "load_configuration",
     "machine",
     "only",
-    "printable",
     "started",
     "unknown_environment",
     "where",
@@ -133,8 +133,3 @@ def _columns() -> int:
         return os.get_terminal_size(2).columns or 80
     except OSError:
         return 80
-
-
-def printable(text: str) -> str:
-    """What a file or a variable says must not steer the terminal it is shown on."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

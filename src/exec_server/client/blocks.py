@@ -7,27 +7,16 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
-
-from ..wire import base64
 from ..wire.binary import FilePart
 from .errors import ProtocolError
+from .file_calls import BLOCKS_IN_FLIGHT
 from .gathered import Gathered
 
 if TYPE_CHECKING:
     from ..services import FilePath
-    from .files import RemoteFiles
+    from .file_calls import FileCalls
 
-__all__ = [
-    "BLOCKS_IN_FLIGHT",
-    "BLOCK_BYTES",
-    "BlockReader",
-    "BlockWriter",
-    "Blocks",
-    "part_of",
-    "reblocked",
-]
+__all__ = ["BLOCK_BYTES", "BlockReader", "BlockWriter", "Blocks", "reblocked"]
 
 Blocks = AsyncIterable[bytes] | AsyncIterable[memoryview] | Iterable[bytes] | Iterable[memoryview]
 """Content that is written piece by piece. A piece must not change until it has been written."""
@@ -35,21 +24,18 @@ Blocks = AsyncIterable[bytes] | AsyncIterable[memoryview] | Iterable[bytes] | It
 BLOCK_BYTES: Final = 1024 * 1024
 """Of one read or write of a stream: the most the protocol allows."""
 
-BLOCKS_IN_FLIGHT: Final = 4
-"""Blocks asked for or sent and not answered, of all streams of a connection together."""
-
 
 class BlockReader:
     """The blocks of one file in order, fetched ahead as far as they are taken."""
 
-    def __init__(self, files: RemoteFiles, uri: str, path: FilePath, start: int, stop: int | None) -> None:
-        self._files = files
+    def __init__(self, calls: FileCalls, uri: str, path: FilePath, start: int, stop: int | None) -> None:
+        self._calls = calls
         self._uri = uri
         self._path = path
         self._start = self._next = start
         self._gathered: Gathered | None = None
         self._stop = stop
-        self._handle = files._new_handle()
+        self._handle = calls.new_handle()
         self._fetching: deque[asyncio.Future[tuple[bytes, bool]]] = deque()
         self._opening: asyncio.Future[None] | None = None
 
@@ -59,7 +45,7 @@ class BlockReader:
 
     async def _blocks(self, gather: bool) -> AsyncIterator[bytes]:
         # The first block is asked for along with the file: a small one costs one round trip.
-        opening = self._files._open(self._handle, self._uri, self._path, "read")
+        opening = self._calls.open(self._handle, self._uri, self._path, "read")
         self._opening = asyncio.ensure_future(opening)
         ahead = 1
         self._fetch(ahead, gather)
@@ -102,7 +88,7 @@ class BlockReader:
             self._gathered.put(offset - self._start, part.data)
             return part._replace(data=b"")
 
-        part = await self._files._read_block(params, self._path, take)
+        part = await self._calls.read_block(params, self._path, take)
         if count > length:
             raise ProtocolError(f"`fs/readBlock` of {length} bytes was answered with {count}")
         if not count and not part.eof:
@@ -115,14 +101,14 @@ class BlockReader:
             _abandon(task)
         if self._opening is not None:
             _abandon(self._opening)
-            self._files._client.tell("fs/close", {"handleId": self._handle})
+            self._calls.close(self._handle)
 
 
 class BlockWriter:
     """Blocks on their way into one file."""
 
-    def __init__(self, files: RemoteFiles, handle: str, path: FilePath) -> None:
-        self._files = files
+    def __init__(self, calls: FileCalls, handle: str, path: FilePath) -> None:
+        self._calls = calls
         self._handle = handle
         self._path = path
         self._sending: deque[asyncio.Future[None]] = deque()
@@ -133,8 +119,8 @@ class BlockWriter:
         while len(self._sending) >= BLOCKS_IN_FLIGHT:
             await self._sending[0]
             self._sending.popleft()
-        call = self._files._write_block(self._handle, self.offset, block, self._path)
-        self._sending.append(asyncio.ensure_future(call))
+        writing = self._calls.write_block(self._handle, self.offset, block, self._path)
+        self._sending.append(asyncio.ensure_future(writing))
         self.offset += len(block)
 
     async def finish(self) -> None:
@@ -156,36 +142,6 @@ def _abandon(task: asyncio.Future[Any]) -> None:
 def _seen(task: asyncio.Future[Any]) -> None:
     if not task.cancelled():
         task.exception()
-
-
-class _Part(Struct, rename="camel"):
-    """`fs/readBlock` says `chunk`, `fs/readFile` says `dataBase64`, and without our extensions no `eof`."""
-
-    chunk: str | UnsetType = UNSET
-    data_base64: str | UnsetType = UNSET
-    eof: bool = True
-
-
-_decode_part = msgspec.json.Decoder(_Part).decode
-
-
-def part_of(method: str, answer: Raw) -> FilePart:
-    """What was read, from an answer in JSON."""
-    try:
-        part = _decode_part(answer)
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(f"the answer to `{method}` is not what it should be: {error}") from None
-    text = part.chunk if part.data_base64 is UNSET else part.data_base64
-    if text is UNSET:
-        raise ProtocolError(f"the answer to `{method}` has no content")
-    return FilePart(decoded(text), part.eof)
-
-
-def decoded(text: str) -> bytes:
-    try:
-        return base64.decode(text)
-    except ValueError as error:
-        raise ProtocolError(f"the server sent file content that is not base64: {error}") from None
 
 
 async def reblocked(blocks: Blocks) -> AsyncIterator[bytes | memoryview]:

@@ -34,18 +34,19 @@ from .errors import (
     ServerRejected,
     Unsupported,
 )
+from .handshake import ConnectOptions
 from .process import RemoteProcess, check_timeout
 from .process_events import ProcessEvents, decode_event
 from .recovery import State
-from .rpc import Rpc
-from .session import ConnectOptions, Dialer, InitializeReply, Session, decoded
+from .rpc import Rpc, decoded
+from .session import Dialer, Session
 
 if TYPE_CHECKING:
     from ..wire.sandbox import SandboxContext
     from .files import RemoteFiles
     from .http import RemoteHttp
 
-__all__ = ["Client", "ConnectOptions", "Dialer", "InitializeReply", "State", "connect"]
+__all__ = ["Client", "ConnectOptions", "Dialer", "State", "connect"]
 
 CLEANUP_SECONDS: Final = 5.0
 """How long leaving the context may take for what the server has to do."""

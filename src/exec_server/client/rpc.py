@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -15,7 +15,9 @@ from ..wire.envelope import encode_error, encode_notification, encode_request
 from ..wire.errors import METHOD_NOT_FOUND, RpcError
 from .errors import ConnectionLost, ProtocolError, ServerRejected, TooManyCalls
 
-__all__ = ["CLEANUP_METHODS", "MAX_CALLS", "Rpc", "Take"]
+__all__ = ["CLEANUP_METHODS", "MAX_CALLS", "Rpc", "Take", "decoded"]
+
+T = TypeVar("T")
 
 MAX_CALLS: Final = 1024
 """Calls in flight on one connection, as many as the reference's clients make."""
@@ -238,3 +240,11 @@ def _copied(part: binary.FilePart) -> binary.FilePart:
 
 def _lost(reason: str | None) -> str:
     return "exec-server transport disconnected" + (f": {reason}" if reason else "")
+
+
+def decoded(method: str, raw: Raw, kind: type[T]) -> T:
+    """The answer to a call as `kind`."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the answer to `{method}` is not what it should be: {error}") from None

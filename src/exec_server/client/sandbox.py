@@ -40,9 +40,7 @@ __all__ = ["ConfinedClient", "Sandbox"]
 METADATA: Final = (".git", ".agents", ".codex")
 """What stays as it is in a workspace. Servers protect these, and more, in every writable place anyway."""
 
-_WITHOUT_PATH: Final = frozenset(
-    {"fs/readBlock", "fs/writeBlock", "fs/close", "fs/watchMissing", "fs/unwatch"}
-)
+_WITHOUT_PATH: Final = frozenset({"fs/readBlock", "fs/writeBlock", "fs/close", "fs/unwatch"})
 """File calls that are about something that was opened or watched before."""
 
 

@@ -22,21 +22,18 @@ from .. import log
 from ..services import EnvironmentFacts
 from ..transport.channel import Channel, Receiver
 from ..wire import binary
-from ..wire.handshake import InitializeParams
 from .errors import (
     ConnectionLost,
     ExecServerError,
     ProtocolError,
     Recovering,
-    ServerRejected,
     SessionLost,
     TooManyCalls,
 )
+from .handshake import ConnectOptions, InitializeReply, shake_hands
 from .recovery import (
     SILENCE_SECONDS,
-    WEBSOCKET,
     Attempts,
-    Backoff,
     Happening,
     State,
     budget,
@@ -46,9 +43,9 @@ from .recovery import (
     step,
 )
 from .repeats import Repeats
-from .rpc import CLEANUP_METHODS, Rpc, Take
+from .rpc import CLEANUP_METHODS, Rpc, Take, decoded
 
-__all__ = ["ConnectOptions", "Dialer", "InitializeReply", "Session", "asleep", "decoded"]
+__all__ = ["Dialer", "Session", "asleep"]
 
 T = TypeVar("T")
 
@@ -59,29 +56,6 @@ _in_a_hurry: ContextVar[frozenset[int]] = ContextVar("exec_server_in_a_hurry", d
 """The sessions whose calls must not wait for a recovery, by their number."""
 
 _numbers = count(1)
-
-
-class ConnectOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to introduce ourselves. Times are seconds."""
-
-    client_name: str = "exec-server-python"
-    initialize_timeout: float = 10.0
-    resume_session_id: str | None = None
-    binary_output: bool = True
-    """Take output and file contents as binary frames where the server offers them."""
-    recovery_timeout: float | None = None
-    """How long to try to get a lost connection back, sleep of this machine not counted; 0 is not at all.
-    None: 25 s, or 5 s less than the server says that it keeps a session, if that is more."""
-    backoff: Backoff = WEBSOCKET
-
-
-class InitializeReply(msgspec.Struct, rename="camel"):
-    """What a server says of itself. Only the session id is certain."""
-
-    session_id: str
-    environment_info: dict[str, Any] | None = None
-    binary_output: bool = False
-    binary_files: bool = False
 
 
 class _Listener(msgspec.Struct):
@@ -151,7 +125,7 @@ class Session:
         try:
             reply = await self._shake_hands(self._rpc, self._options.resume_session_id)
             self.session_id = reply.session_id
-            self.info = self._facts(reply.environment_info)
+            self.info = reply.facts()
             self._capabilities = self.info.capabilities
         except BaseException:
             self._rpc.close()
@@ -169,44 +143,7 @@ class Session:
         channel = await self._dial(link)
         link.use(channel)
         self._resumable = channel.resumable
-        options = self._options
-        params = InitializeParams(
-            options.client_name,
-            resume_session_id,
-            lifecycle_events=None,
-            extensions=True,
-            acknowledges_output=True,
-            binary_output=options.binary_output or None,
-            binary_files=options.binary_output or None,
-        )
-        try:
-            async with asyncio.timeout(options.initialize_timeout):
-                reply = decoded("initialize", await link.call("initialize", params), InitializeReply)
-                link.notify("initialized", {})
-                if reply.environment_info is None and not self.session_id:
-                    reply.environment_info = await self._ask_info(link)
-        except TimeoutError:
-            raise TimeoutError(
-                "timed out waiting for exec-server initialize handshake after"
-                f" {options.initialize_timeout:g}s"
-            ) from None
-        if resume_session_id not in (None, reply.session_id):
-            raise ProtocolError(f"exec-server initialized an unexpected session {reply.session_id}")
-        link.binary_files = reply.binary_files
-        return reply
-
-    async def _ask_info(self, link: Rpc) -> dict[str, Any]:
-        """Older servers do not send it along, and the oldest do not have it."""
-        try:
-            return decoded("environment/info", await link.call("environment/info", None), dict[str, Any])
-        except ServerRejected:
-            return {}
-
-    def _facts(self, info: dict[str, Any] | None) -> EnvironmentFacts:
-        try:
-            return msgspec.convert(info or {}, EnvironmentFacts)
-        except msgspec.ValidationError as error:
-            raise ProtocolError(f"the server's facts are not what they should be: {error}") from None
+        return await shake_hands(link, self._options, resume_session_id, ask_info=not self.session_id)
 
     def has(self, capability: str) -> bool:
         """Whether the server announces a capability."""
@@ -540,11 +477,3 @@ def asleep() -> float:
     """For how many seconds this machine has slept since it was started, as far as it knows."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return 0.0 if clock is None else time.clock_gettime(clock) - time.monotonic()
-
-
-def decoded(method: str, raw: Raw, kind: type[T]) -> T:
-    """The answer to a call as `kind`."""
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(f"the answer to `{method}` is not what it should be: {error}") from None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ..relay.frame import NOTHING_RECEIVED, BadFrame, Frame, Handshake, Reset, Resume, decode, encode
 from ..relay.reasons import KEY_REVOKED
 from .door import HOME_HOLD, EnvironmentSocket, _Socket
-from .router import GOING_AWAY, GRACE_SECONDS, POLICY, Harness, Router
+from .router import GOING_AWAY, GRACE_SECONDS, POLICY, Router
+from .routes import Harness
 from .tickets import EnvironmentTicket, HarnessTicket
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from picows import picows as compiled
 from .. import log
 from ..relay.frame import MAX_FRAME_BYTES
 from ..relay.link import WebSocketLink
-from .router import POLICY, Harness, Router
+from .router import POLICY, Router
+from .routes import Harness
 from .service import Refused, Rendezvous
 from .store import StoreUnavailable
 from .tickets import EnvironmentTicket, HarnessTicket
