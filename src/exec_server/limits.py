@@ -107,7 +107,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_processes: int | None = None
     """Processes of one session, starting or running; None is no limit."""
 
-    sandbox_helpers: int = 16
+    sandbox_helpers: int = 32
     """Helper processes for file calls in sandboxes, at work or warm; a call beyond them waits for one."""
 
     sandbox_helper_idle: float = 60.0

@@ -380,7 +380,45 @@ def test_a_link_to_what_can_be_written_anyway() -> None:
         compiled(tree, ROOT, W, path("/w/li", "write"))
     # Of a directory for temporary files nobody expects that, and it allows nothing new.
     plan = compiled(tree, ROOT, W, special("tmpdir", "write"), tmpdir=b"/w/li")
-    assert plan.writable == (b"/w", b"/w/sub")
+    assert plan.writable == (b"/w",)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=("named", "by a link"))
+def test_temporary_files_go_nowhere_protected(named: bool) -> None:
+    """Who can turn TMPDIR into a link, or make it one, chooses where the next command may write."""
+    tree = {"/w/.git/hooks/x": b"", "/w/keep/x": b"", "/w/deny/x": b"", "/tmp/t": "/w/.git", "/w/a/x": b""}
+    more = (special("tmpdir", "write"), special("slash_tmp", "write"), path("/w/deny", "deny"))
+    for place in ("/w/.git", "/w/.git/hooks", "/w/keep", "/w/deny"):
+        tree["/tmp/t"] = place
+        plan = compiled(
+            tree, ROOT, W, path("/w/keep", "read"), *more, tmpdir=os.fsencode(place if named else "/tmp/t")
+        )
+        assert plan.access(os.fsencode(place)) == ("none" if place == "/w/deny" else "read"), place
+        assert plan.writable == (b"/tmp", b"/w")
+    plan = compiled(tree, ROOT, W, *more, tmpdir=b"/w/a")
+    assert plan.writable == (b"/tmp", b"/w", b"/w/a")
+    assert plan.access(b"/w/a/.git") == "read"
+
+
+def test_the_proc_of_the_host_is_never_part_of_a_view() -> None:
+    """Inside there is a fresh one, whatever is named; what is denied in the other cannot be found in it."""
+    tree = {"/proc/1/environ": b"", "/proc/self": "1", "/w/x": b"", "/w/link": "/proc/1"}
+    for entries in ([path("/proc", "read")], [path("/proc/1", "write")], [path("/w/link", "read")], [ROOT]):
+        plan = compiled(tree, *entries, path("/usr", "read"))
+        assert not [step for step in plan.steps if isinstance(step, Bind) and covers(b"/proc", step.target)]
+    assert Tmpfs(b"/proc", 0) in compiled(tree, ROOT, path("/proc", "deny")).steps
+    with pytest.raises(PlanError, match="deny-read path /proc/self/environ: inside there is another /proc"):
+        compiled(tree, ROOT, path("/proc/self/environ", "deny"))
+
+
+def test_a_subpath_with_a_nul_is_refused() -> None:
+    with pytest.raises(PlanError, match="NUL"):
+        compiled({}, ROOT, special("project_roots", "write", subpath="a\0b"), workspaceRoots=["file:///w"])
+
+
+def test_everything_is_no_place_for_temporary_files() -> None:
+    with pytest.raises(PlanError, match="TMPDIR is /"):
+        compiled({}, ROOT, special("tmpdir", "write"), tmpdir=b"/")
 
 
 def test_metadata_that_is_a_link() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from support import attempts
-from support.rpc import Record, WebSocketPeer
+from support.rpc import PATH, Record, WebSocketPeer
 from support.sandbox import FORBIDDING, entry, profile, read_only, run_in, start_in, workspace_write
 from support.server import COMMAND, RunningServer
 from support.wait import eventually
@@ -363,6 +363,31 @@ def test_a_directory_that_a_pattern_begins_with(
     script = "cat conf/*/*.key other/*/*.key keys/*.key"
     assert b"secret" not in run_in(peer, sandbox, "sh", "-c", script, cwd=place.workspace.as_uri()).output
     assert (place.workspace / "conf").is_dir()
+
+
+@pytest.mark.parametrize("target", [".git", ".git/hooks", "keep"])
+def test_a_directory_for_temporary_files_that_is_turned(
+    servers: Callable[[str], WebSocketPeer], tmp_path: Path, target: str
+) -> None:
+    """One command makes TMPDIR a link to what is protected, the next one has that TMPDIR."""
+    peer = servers("bubblewrap")
+    project, other = tmp_path / "project", tmp_path / "other"
+    for folder in (project / ".git/hooks", project / "keep", other):
+        folder.mkdir(parents=True)
+    box = profile(
+        [
+            entry(":root", "read"),
+            entry(project, "write"),
+            entry(project / "keep", "read"),
+            entry(other, "write"),
+            entry(":tmpdir", "write"),
+        ]
+    )
+    turn = ("ln", "-s", str(project / target), str(other / "t"))
+    assert run_in(peer, box, *turn, env={"PATH": PATH, "TMPDIR": "/nonexistent"}).exit_code == 0
+    write = ("touch", str(project / target / "escaped"))
+    assert run_in(peer, box, *write, env={"PATH": PATH, "TMPDIR": str(other / "t")}).exit_code != 0
+    assert not (project / target / "escaped").exists()
 
 
 def test_a_repository_behind_a_worktree(servers: Callable[[str], WebSocketPeer], tmp_path: Path) -> None:

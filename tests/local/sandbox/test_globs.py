@@ -18,6 +18,7 @@ FILES = (
     "aa",
     "[x",
     ".gitignore",
+    "{odd,name}",
 )
 TREE = Tree({f"/g/{name}": b"x" for name in FILES} | {"/g/link.env": "x/a.env", "/g/away": "/elsewhere"})
 ALL = sorted([*FILES, "link.env", "away"])
@@ -32,7 +33,7 @@ def matches(pattern: str, depth: int | None = None) -> list[str]:
     [
         ("/g/**", ALL),
         ("/g/**/*", ALL),
-        ("/g/*", [".gitignore", "[x", "aa", "away", "link.env"]),
+        ("/g/*", [".gitignore", "[x", "aa", "away", "link.env", "{odd,name}"]),
         ("/g/pri*", []),  # directories are not files
         ("/g/pri*/*", ["priv1/f"]),
         ("/g/**/*.env", [".hid/c.env", "link.env", "x/a.env", "x/b.env"]),
@@ -40,8 +41,8 @@ def matches(pattern: str, depth: int | None = None) -> list[str]:
         ("/g/x/**/a.env", ["x/a.env"]),
         ("/g/[x", ["[x"]),
         ("/g/[a]*", ["aa", "away"]),
-        ("/g/[!a]*", [".gitignore", "[x", "link.env"]),
-        ("/g/[^a]*", [".gitignore", "[x", "link.env"]),
+        ("/g/[!a]*", [".gitignore", "[x", "link.env", "{odd,name}"]),
+        ("/g/[^a]*", [".gitignore", "[x", "link.env", "{odd,name}"]),
         ("/g/x/?.env", ["x/a.env", "x/b.env"]),
         ("/g/x/[a-b].env", ["x/a.env", "x/b.env"]),
         ("/g/x/[a-", []),
@@ -50,6 +51,12 @@ def matches(pattern: str, depth: int | None = None) -> list[str]:
         ("/g/**f", []),  # two stars inside of a name are one
         ("/g/a**", ["aa", "away"]),
         ("/missing/*", []),
+        ("/g/x/{a,b}.env", ["x/a.env", "x/b.env"]),
+        ("/g/**/*.{env,pem}", [".hid/c.env", "link.env", "x/a.env", "x/b.env"]),
+        ("/g/{x,.hid}/{a,c}.env", [".hid/c.env", "x/a.env"]),
+        ("/g/{x/{a,b},.hid/c}.env", [".hid/c.env", "x/a.env", "x/b.env"]),
+        ("/g/{a,b", []),
+        ("/g/{odd,name}", ["{odd,name}"]),
     ],
 )
 def test_matches(pattern: str, found: list[str]) -> None:
@@ -68,6 +75,11 @@ def test_what_cannot_be_looked_up(pattern: str) -> None:
     with pytest.raises(PlanError) as caught:
         matches(pattern)
     assert str(caught.value) == f"unreadable glob `{pattern}` cannot be safely expanded; {advice}"
+
+
+def test_too_many_alternatives() -> None:
+    with pytest.raises(PlanError, match="more than 256 alternatives"):
+        matches("/g/" + "{a,b}" * 9)
 
 
 def test_too_many() -> None:

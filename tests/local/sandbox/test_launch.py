@@ -18,6 +18,7 @@ from exec_server.local.sandbox import launch, mountpoints, probe
 from exec_server.local.sandbox.plan import Bind, Plan, PrivateDevices
 from exec_server.local.sandbox.probe import Backend
 from exec_server.wire.errors import RpcError
+from support.machine import sleep_forever
 from support.rpc import Peer, WebSocketPeer
 from support.sandbox import (
     FORBIDDING,
@@ -166,17 +167,18 @@ def test_everybody_inside_is_marked(connect: Callable[..., WebSocketPeer]) -> No
     """What marks a tree is inherited into the sandbox and can be seen from outside."""
     peer = connect()
     peer.initialize(extensions=True)
-    running = start_in(peer, read_only(), "sh", "-c", "setsid sleep 1000.123 & echo up; sleep 1000.321")
+    away, inside = sleep_forever(), sleep_forever()
+    running = start_in(peer, read_only(), "sh", "-c", f"setsid sleep {away} & echo up; sleep {inside}")
     marks = {
         mark_of(eventually(lambda argv=argv: pid_of(*argv), " ".join(argv)))
-        for argv in (("sleep", "1000.123"), ("sleep", "1000.321"))
+        for argv in (("sleep", away), ("sleep", inside))
     }
     assert len(marks) == 1
     assert b"unlimited" not in marks.pop().split()[3:4]
     # Those inside may be gone with the first of them before they are counted.
     assert peer.terminate(running)["killed"] >= 1
     assert peer.finished(running).exit_code == 137
-    assert pid_of("sleep", "1000.123") is None
+    assert pid_of("sleep", away) is None
 
 
 def pid_of(*argv: str) -> int | None:
@@ -313,16 +315,20 @@ def test_more_than_bubblewrap_takes_is_refused(ws: WebSocketPeer) -> None:
     params = {**ws.start_params(["true"], env=env), "sandbox": read_only()}
     code, message = ws.refused("process/start", params)
     assert code == -32602
-    assert message.startswith("failed to prepare process sandbox: the sandbox would take ")
+    assert message.startswith("failed to prepare process sandbox: the sandbox and its command would take ")
 
 
-def test_our_notes_cannot_be_written_inside() -> None:
-    """Whoever could would have files of anybody's taken away in our name."""
+def test_our_notes_cannot_be_seen_inside() -> None:
+    """Whoever could would have files of anybody's taken away in our name, or lock them for ever."""
     steps = (Bind(b"/", b"/", writable=True), PrivateDevices())
     spec = SpawnSpec(argv=["true"], cwd="/", env={}, tty=False, pipe_stdin=False)
     notes = os.fsencode(mountpoints.folder())
-    for writable, hidden in (((b"/",), True), ((b"/usr",), False)):
-        plan = Plan(kind="view", network="closed", steps=steps, readable=(b"/",), writable=writable)
+    for readable, writable, hidden in (
+        ((b"/",), (), True),
+        ((), (b"/",), True),
+        ((b"/etc",), (b"/usr",), False),
+    ):
+        plan = Plan(kind="view", network="closed", steps=steps, readable=readable, writable=writable)
         made = launch.carry_out(plan, probe.backend(), spec)
         words = os.read(made.inherited[-1], 10_000)
         mask = b"\0".join([b"--perms", b"000", b"--tmpfs", notes, b"--remount-ro", notes])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from time import monotonic
 from typing import Final
 
 from ...wire.errors import invalid_request
@@ -18,6 +19,9 @@ MAX_RESULTS: Final = 50_000
 
 MAX_EXAMINED: Final = 1_000_000
 """Entries looked at for one answer."""
+
+MAX_SECONDS: Final = 30.0
+"""After which what was found is all: what changes the same files waits for that long."""
 
 _Above = tuple[tuple[int, int], "_Above | None"]
 """A directory and those it was reached through."""
@@ -36,6 +40,7 @@ def glob(path: bytes, params: GlobParams, turn: Turn = ALONE) -> dict[str, objec
     found: list[bytes] = []
     examined = 0
     truncated = False
+    end = monotonic() + MAX_SECONDS
     kind = "directory" if params.pattern.endswith("/") else params.kind
     todo: list[tuple[bytes, States, _Above]] = [(path, pattern.start(), (_identity(os.stat(path)), None))]
     while todo and not truncated:
@@ -52,7 +57,7 @@ def glob(path: bytes, params: GlobParams, turn: Turn = ALONE) -> dict[str, objec
                 chain = _entered(entry, params.follow_symlinks, above)
                 if chain is not None:
                     todo.append((entry.path, following, chain))
-        truncated |= examined > MAX_EXAMINED
+        truncated |= examined > MAX_EXAMINED or monotonic() > end
     return {"paths": sorted(map(to_uri, found)), "truncated": truncated}
 
 

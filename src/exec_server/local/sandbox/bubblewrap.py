@@ -25,7 +25,8 @@ PLAIN_MODE: Final = 0o755
 """What a new directory gets without being told."""
 
 _RENAME: Final = 'exec -a "$0" -- "$@"'
-"""A shell that starts a command under another name."""
+"""A shell that starts a command under another name. It must be told to read no file of the user's: where it
+may not ask who is at the other end of its input, it takes that for a network, and itself for a login."""
 
 _SHELLS: Final = (b"/bin/bash", b"/usr/bin/bash", b"/usr/local/bin/bash")
 
@@ -55,8 +56,8 @@ def build(
 ) -> Command:
     """The command line that runs `argv` as the plan says.
 
-    `program` is the filter of system calls; `hidden` a directory of ours that nobody inside may write
-    to; `more` options that take a descriptor, which must be inheritable by number.
+    `program` is the filter of system calls; `hidden` a directory of ours that nobody inside may look
+    into; `more` options that take a descriptor, which must be inheritable by number.
     """
     inherited: list[int] = []
     first = _apart() if plan.spread else []
@@ -75,8 +76,8 @@ def build(
                 words += [b"--setenv", *_variable(name, value)]
         if len(words) + len(argv) > MOST_ARGUMENTS:
             raise Unbuildable(
-                f"the sandbox would take {len(words)} arguments, and bubblewrap takes {MOST_ARGUMENTS}: "
-                "fewer paths and variables, please"
+                f"the sandbox and its command would take {len(words) + len(argv)} arguments, and bubblewrap "
+                f"takes {MOST_ARGUMENTS}: fewer paths, variables and words, please"
             )
         listed = _hold(b"".join(word + b"\0" for word in words), inherited)
     except BaseException:
@@ -182,5 +183,5 @@ def _renamed(plan: Plan, backend: Backend, argv: list[bytes], arg0: bytes, words
         return argv
     for shell in _SHELLS:
         if os.path.isfile(shell) and plan.access(os.path.realpath(shell)) != "none":
-            return [shell, b"-p", b"-c", os.fsencode(_RENAME), arg0, *argv]
+            return [shell, b"--norc", b"--noprofile", b"-p", b"-c", os.fsencode(_RENAME), arg0, *argv]
     raise Unbuildable("arg0 needs bubblewrap 0.9 or later, or a bash that can be read inside of the sandbox")

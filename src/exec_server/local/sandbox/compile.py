@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 from msgspec.structs import replace
 
 from ...wire.sandbox import Access, SandboxContext
-from .entries import MINIMAL_ROOTS, Policy, has_full_read, has_full_write, resolve_entries
+from .entries import MINIMAL_ROOTS, Policy, Rule, has_full_read, has_full_write, resolve_entries
 from .globs import expand, search_root
 from .links import Look, Real, resolve
 from .look import Machine
@@ -41,6 +41,7 @@ PROTECTED_NAMES: Final = (b".git", b".agents", b".codex", b".aws")
 """Directly in a writable root these stay as they are: what is in them is run or trusted later, outside."""
 
 _STRENGTH: Final[dict[Access, int]] = {"read": 0, "write": 1, "deny": 2}
+_PROC: Final = b"/proc"
 _FORBIDS: Final[dict[Access, str]] = {"read": "read-only", "deny": "deny-read", "write": "writable"}
 
 
@@ -131,11 +132,14 @@ class _View:
         self._protected: list[bytes] = []
         """Protected names in writable roots, whether they were named or not."""
 
-        self._missing = self._place(policy)
+        temporary = [rule for rule in policy.rules if rule.access == "write" and not rule.trusted]
+        rules = [rule for rule in policy.rules if rule not in temporary]
+        self._missing = self._place(rules)
         """What must not change, and is not there."""
         self._place_needed((*(MINIMAL_ROOTS if policy.minimal else ()), *readable))
-        self._check_links(policy)
+        self._check_links(rules)
         self._protect_metadata()
+        self._place_temporary(temporary)
         self._deny_matches(policy)
         self._hide(hidden)
         self._hide(machine.private(), unless_out_of_reach=network != "open")
@@ -144,16 +148,20 @@ class _View:
 
     # Rules
 
-    def _place(self, policy: Policy) -> list[tuple[Real, Access]]:
+    def _place(self, rules: Iterable[Rule]) -> list[tuple[Real, Access]]:
         """Give every rule its place; those that forbid something that is not there are handed back."""
         missing: list[tuple[Real, Access]] = []
-        for rule in policy.rules:
+        for rule in rules:
             real = self._resolve(rule.path)
+            if rule.access == "deny" and real.path != _PROC and covers(_PROC, real.path):
+                raise PlanError(
+                    f"cannot enforce sandbox deny-read path {_text(rule.path)}: inside there is another "
+                    "/proc, with its own processes and no others; deny /proc as a whole"
+                )
             if rule.access == "write":
                 self._written_as |= {rule.path, real.path}
             if not real.exists:
-                if rule.access != "write" or rule.trusted:
-                    missing.append((real, rule.access))
+                missing.append((real, rule.access))
                 continue
             before = self._nodes.get(real.path)
             if before is None or _STRENGTH[before.access] < _STRENGTH[rule.access]:
@@ -169,12 +177,35 @@ class _View:
                 self._nodes.setdefault(real.path, _Node("read", real.look, settled=identity))
                 self._links.update(real.links)
 
-    def _check_links(self, policy: Policy) -> None:
-        for path, access, trusted in policy.rules:
-            real = self._resolve(path)
-            if not trusted and access == "write" and self._access(real.path, but=real.path) == "write":
-                continue  # it allows nothing that is not allowed by another name, and protects nothing
-            self._check_way(path, access, real.links)
+    def _place_temporary(self, rules: Iterable[Rule]) -> None:
+        """TMPDIR: a place to write to, wherever it is, but never one to write to what is protected. It comes
+        last, so that what is protected is known: whoever can turn a link on the way could choose."""
+        for rule in rules:
+            real = self._resolve(rule.path)
+            access = self._access(real.path)
+            if not real.exists or access == "deny" or self._is_kept(real.path):
+                continue
+            if access == "write" and any(self._access(link) == "write" for link, _ in real.links):
+                continue  # it allows nothing that is not allowed by another name
+            if real.path == b"/" and access != "write":
+                raise PlanError("TMPDIR is /, and everything could be written: name a directory of its own")
+            self._check_way(rule.path, "write", real.links)
+            self._nodes[real.path] = _Node("write", real.look)
+            self._links.update(real.links)
+            self._protect_metadata([real.path])
+
+    def _is_kept(self, path: bytes) -> bool:
+        """Whether it must not change though it is in a place that can be written."""
+        place: bytes | None = path if path in self._nodes else self._above(path)
+        return (
+            place is not None
+            and self._nodes[place].access != "write"
+            and self._access(place, but=place) == "write"
+        )
+
+    def _check_links(self, rules: Iterable[Rule]) -> None:
+        for rule in rules:
+            self._check_way(rule.path, rule.access, self._resolve(rule.path).links)
 
     def _check_way(self, path: bytes, access: Access, links: Iterable[tuple[bytes, bytes]]) -> None:
         for link, _ in links:
@@ -184,8 +215,10 @@ class _View:
                     f"because it crosses writable symlink {_text(link)}"
                 )
 
-    def _protect_metadata(self) -> None:
-        roots = [path for path, node in self._nodes.items() if _is_writable_directory(node)]
+    def _protect_metadata(self, roots: list[bytes] | None = None) -> None:
+        """In all writable roots there are, or in these."""
+        known = [path for path, node in self._nodes.items() if _is_writable_directory(node)]
+        roots = known if roots is None else [root for root in known if root in roots]
         places = {root: [_below(root, name) for name in PROTECTED_NAMES] for root in roots}
         self._protected += [path for paths in places.values() for path in paths]
         for root in roots:
@@ -237,7 +270,13 @@ class _View:
         for path in expand(policy.patterns, policy.pattern_depth, self._machine):
             real = self._resolve(path)
             self._check_way(path, "deny", real.links)
-            if real.exists and self._access(real.path) in ("read", "write"):
+            access = self._access(real.path)
+            if real.look.unseen and access == "write":
+                raise PlanError(
+                    f"cannot cover {_text(real.path)}, which a pattern denies: the mode of "
+                    f"{_text(real.existing)} forbids to look, and a command could change that"
+                )
+            if real.exists and access in ("read", "write"):
                 self._nodes[real.path] = _Node("deny", real.look, derived=True)
 
     def _hide(self, paths: Iterable[bytes], *, unless_out_of_reach: bool = False) -> None:
@@ -396,6 +435,8 @@ class _View:
 
     def _add(self, path: bytes, steps: list[Step], seals: list[Step]) -> None:
         node = self._nodes.get(path)
+        if covers(_PROC, path) and (node is None or node.access != "deny"):
+            return  # a fresh one is there already, and the host's must not take its place
         if node is None or node.access == "write":
             steps.append(Bind(path, path, writable=True))
         elif node.guard == "directory":

@@ -22,6 +22,7 @@ from ...wire.sandbox import (
 )
 from ...wire.uri import ForeignPath, native_path
 from .look import Machine
+from .plan import PlanError
 
 __all__ = [
     "Policy",
@@ -183,6 +184,8 @@ def _special(
 
 def _below(root: bytes, subpath: str | None, access: Access) -> bytes | None:
     """A path in a project. One that leads out of it grants nothing, but what it denies is denied."""
+    if "\0" in (subpath or ""):
+        raise PlanError(f"a subpath of a project has a NUL in it: {subpath!r}")
     path = _normal(root + b"/" + os.fsencode(subpath or ""))
     outside = path != root and root != b"/" and not path.startswith(root + b"/")
     return None if outside and access != "deny" else path

@@ -15,7 +15,10 @@ __all__ = ["expand", "search_root"]
 MAX_MATCHES: Final = 8192
 """Files that one profile may cover. The reference's number."""
 
-_WILD: Final = re.compile(rb"[*?\[\]]")
+_WILD: Final = re.compile(rb"[*?\[\]{]")
+
+MAX_ALTERNATIVES: Final = 256
+"""That one pattern may stand for."""
 
 
 def expand(patterns: tuple[bytes, ...], depth: int | None, machine: Machine) -> list[bytes]:
@@ -64,14 +67,40 @@ def _search(
 
 @lru_cache(maxsize=64)
 def _expression(pattern: bytes) -> re.Pattern[str]:
-    parts = os.fsdecode(pattern).split("/")[1:]
+    text = os.fsdecode(pattern)
+    # The reference takes braces for braces, most others for alternatives: whatever fits either is denied.
+    spelled = dict.fromkeys([text, *_alternatives(text)])
+    return re.compile("|".join([f"(?:{_text_of(one)})" for one in spelled]), re.DOTALL)
+
+
+def _text_of(pattern: str) -> str:
+    parts = pattern.split("/")[1:]
     text = ""
     for index, part in enumerate(parts):
         if part == "**":
             text += "/.*" if index == len(parts) - 1 else "(?:/[^/]+)*"
         else:
             text += "/" + _component(part)
-    return re.compile(text, re.DOTALL)
+    return text
+
+
+_INNERMOST: Final = re.compile(r"\{([^{}]*)\}")
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """What a pattern with braces stands for: one without, for each choice."""
+    done: list[str] = []
+    todo = [pattern]
+    while todo:
+        one = todo.pop()
+        braces = _INNERMOST.search(one)
+        if braces is None:
+            done.append(one)
+        else:
+            todo += [one[: braces.start()] + choice + one[braces.end() :] for choice in braces[1].split(",")]
+        if len(done) + len(todo) > MAX_ALTERNATIVES:
+            raise PlanError(f"unreadable glob `{pattern}` has more than {MAX_ALTERNATIVES} alternatives")
+    return done
 
 
 _GROUP: Final = re.compile(r"(?P<not>[!^]?)(?P<items>\]?[^\]]*)\]")

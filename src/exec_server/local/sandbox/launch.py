@@ -16,6 +16,7 @@ from ... import log
 from ...wire.errors import RpcError, invalid_params
 from ...wire.sandbox import SandboxContext
 from ...wire.uri import ForeignPath, native_path
+from ..files.errors import failure
 from ..process import tree
 from ..process.spawn import Launch, SpawnSpec
 from . import bubblewrap, confine, landlock, mountpoints, probe, seccomp
@@ -24,7 +25,7 @@ from .confine import Confinement
 from .entries import Unsuitable, check_entries
 from .first import FirstProcess
 from .landlock import Inexpressible
-from .look import ThisMachine
+from .look import ThisMachine, secret_files
 from .plan import Bind, Plan, PlanError, Tmpfs, covers
 from .probe import Backend
 from .proxies import NoProxies, Route, reroute
@@ -77,10 +78,13 @@ def preparer(context: SandboxContext, *, proxy: bool = False) -> Callable[[Spawn
                     ThisMachine(),
                     cwd=os.fsencode(spec.cwd),
                     tmpdir=os.fsencode(tmpdir) if tmpdir else None,
+                    hidden=secret_files(),
                     proxy=proxy,
                 )
             except PlanError as error:
                 return refusal(f"error building bubblewrap command: Fatal error: {error}", 1)
+            except OSError as error:
+                return refusal(f"error building bubblewrap command: Fatal error: {failure(error).message}", 1)
             launch = carry_out(plan, backend, spec, routes)
             if all(os.path.lexists(step.source) for step in plan.steps if isinstance(step, Bind)):
                 return launch
@@ -203,7 +207,8 @@ def _in_bubblewrap(
             arg0=None if spec.arg0 is None else os.fsencode(spec.arg0),
             # Helpers, which run nothing but our own code, cover names for single calls.
             program=seccomp.program(plan.network, mounting=helper),
-            hidden=notes if plan.access(notes) == "write" else None,
+            # Who can see them could read where others work, and lock them for ever.
+            hidden=notes if plan.access(notes) != "none" else None,
             more=[
                 *([] if inspection is None else inspection.options),
                 *([] if first is None else [first.option]),

@@ -22,6 +22,8 @@ class Look(NamedTuple):
     """Of a link: where it leads, as it says itself."""
     blank: bool = False
     """A file like those that stand in for a missing one while a sandbox runs: empty, and for reading."""
+    unseen: bool = False
+    """Of something missing: it may be there, but the mode of a directory on the way keeps us from looking."""
 
 
 class Real(NamedTuple):

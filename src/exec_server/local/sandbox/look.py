@@ -17,7 +17,7 @@ from .links import Look, Real, resolve
 from .mounts import Mounts, mounts
 from .plan import Identity, PlanError
 
-__all__ = ["Machine", "Maker", "Recorder", "ThisMachine", "keep_private"]
+__all__ = ["Machine", "Maker", "Recorder", "ThisMachine", "keep_private", "keep_secret", "secret_files"]
 
 Maker: TypeAlias = Literal["nobody", "anybody", "owner", "owner alone"]
 """Who inside of a sandbox could make something in a directory: nobody; anybody; whoever owns it, after
@@ -35,6 +35,7 @@ HEAD_BYTES: Final = 4096
 
 
 MISSING: Final = Look("missing")
+UNSEEN: Final = Look("missing", unseen=True)
 DIRECTORY: Final = Look("directory")
 FILE: Final = Look("file")
 OTHER: Final = Look("other")
@@ -83,13 +84,38 @@ def keep_private(path: bytes) -> None:
     _private = (*_private, path)
 
 
+_secret: tuple[bytes, ...] = ()
+
+
+def keep_secret(path: bytes) -> None:
+    """A file of the server's own, such as its key: from now on no view of the machine shows what is in it.
+
+    Rules that only add cannot take it away again, so where there is only Landlock it stays readable.
+    """
+    global _secret
+    _secret = (*_secret, path)
+
+
+def secret_files() -> tuple[bytes, ...]:
+    """What was kept secret, as far as this machine can hide it."""
+    from . import probe
+
+    return _secret if _secret and probe.backend().name == "bubblewrap" else ()
+
+
 class ThisMachine:
     """The real one."""
 
     def look(self, path: bytes) -> Look:
         try:
             info = os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+        except (FileNotFoundError, NotADirectoryError):
+            return MISSING
+        except PermissionError:
+            return UNSEEN
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
             return MISSING
         mode = info.st_mode
         if stat.S_ISDIR(mode):
@@ -101,20 +127,21 @@ class ThisMachine:
         return OTHER
 
     def entries(self, directory: bytes) -> tuple[tuple[bytes, bool], ...]:
+        found: tuple[tuple[bytes, bool], ...] = ()
+        problem: OSError | None = None
         try:
             with os.scandir(directory) as listing:
-                return tuple([(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listing])
+                found = tuple([(entry.name, entry.is_dir(follow_symlinks=False)) for entry in listing])
         except (FileNotFoundError, NotADirectoryError):
             return ()
-        except PermissionError as error:
-            if not os.access(directory, os.X_OK):
-                if os.lstat(directory).st_uid == os.geteuid():
-                    raise PlanError(
-                        f"cannot look for what fits a pattern in {directory.decode('utf-8', 'replace')}: "
-                        "its mode forbids it, and a command could change that"
-                    ) from None
-                return ()  # nobody who runs as this user can reach what is in it
-            raise PlanError(f"{error.strerror} (os error {error.errno})") from None
+        except OSError as error:
+            problem = error
+        if not os.access(directory, os.X_OK):
+            return _unreachable(directory)
+        if problem is not None:
+            reason = f"{problem.strerror} (os error {problem.errno})"
+            raise PlanError(f"cannot look for what fits a pattern in {_text(directory)}: {reason}")
+        return found
 
     def is_empty(self, directory: bytes) -> bool:
         try:
@@ -188,6 +215,20 @@ class ThisMachine:
 
     def private(self) -> tuple[bytes, ...]:
         return _private
+
+
+def _unreachable(directory: bytes) -> tuple[tuple[bytes, bool], ...]:
+    """Of a directory in which nothing can be reached now; PlanError if a command could change that."""
+    if os.lstat(directory).st_uid == os.geteuid():
+        raise PlanError(
+            f"cannot look for what fits a pattern in {_text(directory)}: "
+            "its mode forbids it, and a command could change that"
+        )
+    return ()
+
+
+def _text(path: bytes) -> str:
+    return path.decode("utf-8", "replace")
 
 
 def _has_access_list(path: bytes) -> bool:

@@ -259,7 +259,8 @@ def _locked(check: Callable[[], None] | None = None) -> Iterator[str]:
     while not _here.acquire(timeout=_LONGEST_PAUSE):
         _still_wait(deadline, path, None, check)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # For writing alone: somebody in a sandbox who can see it could lock it for ever, but for its mode.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o200)
         try:
             _lock(fd, path, deadline, check)
             try:
@@ -405,15 +406,35 @@ def _take_away(path: bytes, made: Made | None) -> None:
     name = os.path.basename(path)
     try:
         with _parent(path) as parent:
-            found = os.lstat(name, dir_fd=parent)
-            if made is not None and _which(found) != made:
-                return
-            if stat.S_ISDIR(found.st_mode):
-                os.rmdir(name, dir_fd=parent)
-            elif stat.S_ISREG(found.st_mode) and found.st_size == 0:
-                os.unlink(name, dir_fd=parent)
+            try:
+                _remove(name, parent, made)
+            except PermissionError:
+                with _opened_up(parent):
+                    _remove(name, parent, made)
     except OSError:
         pass  # gone, in use, or on a disk that is gone: there is nothing better to do
+
+
+def _remove(name: bytes, parent: int, made: Made | None) -> None:
+    found = os.lstat(name, dir_fd=parent)
+    if made is not None and _which(found) != made:
+        return
+    if stat.S_ISDIR(found.st_mode):
+        os.rmdir(name, dir_fd=parent)
+    elif stat.S_ISREG(found.st_mode) and found.st_size == 0:
+        os.unlink(name, dir_fd=parent)
+
+
+@contextmanager
+def _opened_up(directory: int) -> Iterator[None]:
+    """A command may have changed the mode of its own directory, so that not even we can remove from it."""
+    mode = stat.S_IMODE(os.fstat(directory).st_mode)
+    place = f"/proc/self/fd/{directory}"
+    os.chmod(place, mode | stat.S_IWUSR | stat.S_IXUSR)
+    try:
+        yield
+    finally:
+        os.chmod(place, mode)
 
 
 def _mounted(paths: Iterable[bytes]) -> set[bytes]:

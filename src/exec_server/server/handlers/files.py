@@ -445,6 +445,8 @@ def _do_move(connection: Connection, params: wire.MoveParams) -> Pending[Any]:
 def _do_glob(connection: Connection, params: wire.GlobParams) -> Pending[Any]:
     confined = confinement(params.sandbox, changes=False)
     path = to_native(params.path)
+    if confined is None and params.follow_symlinks and keeps_off_proc(params.sandbox):
+        confined = params.sandbox  # links may lead to `/proc`, and from there anywhere
     if confined is not None:
         return _in_sandbox(connection, reads(path), confined, "fs/glob", params)
     return _tell_of(connection, path, "fs/glob", params, partial(glob, path, params))
