@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,24 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In a fresh checkout, rewrite the asserts of all modules once, and not in every worker at once."""
+    here = Path(__file__).parent
+    everything = config.args_source is config.ArgsSource.TESTPATHS
+    if not everything or not config.getoption("numprocesses", None) or hasattr(config, "workerinput"):
+        return
+    if any(here.glob("agent/__pycache__/*-pytest-*.pyc")):
+        return
+    modules = sorted(map(str, here.rglob("test_*.py")))
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+    halves = [
+        subprocess.Popen([*command, *modules[part::2]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for part in range(2)
+    ]
+    for half in halves:
+        half.wait()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

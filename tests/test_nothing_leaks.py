@@ -106,12 +106,6 @@ def prove(peer: Peer, total: int, at_once: int, memory: int) -> None:
     assert resident_bytes(peer.server_pid) - memory_before < memory
 
 
-def test_two_thousand_processes(
-    start_server: Callable[..., RunningServer], connect: Callable[..., WebSocketPeer]
-) -> None:
-    prove(connect(start_server("--retention", "0")), 2000, 16, 16 * MIB)
-
-
 def test_five_hundred_processes_on_stdio(start_stdio: Callable[..., StdioPeer]) -> None:
     prove(start_stdio("--retention", "0"), 500, 16, 16 * MIB)
 

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Final
+
 import click
 
 from ..version import __version__
-from .doctor import doctor
-from .env import env
-from .exec import exec_
-from .fs import fs
-from .mcp import mcp
-from .ps import ps
-from .relay_keys import relay
-from .render import render
-from .rendezvous import rendezvous
-from .run import run
-from .token import token
 
 __all__ = ["commands"]
 
+PLACES: Final = {
+    "run": ("run", "run"),
+    "ps": ("ps", "ps"),
+    "fs": ("fs", "fs"),
+    "env": ("env", "env"),
+    "token": ("token", "token"),
+    "doctor": ("doctor", "doctor"),
+    "render": ("render", "render"),
+    "rendezvous": ("rendezvous", "rendezvous"),
+    "relay": ("relay_keys", "relay"),
+    "mcp": ("mcp", "mcp"),
+    "exec": ("exec", "exec_"),
+}
+"""Where each command is: the module here, and its name there."""
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+class _Commands(click.Group):
+    """Imports the one command that is asked for; what the others need, it would only wait for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*PLACES, *super().list_commands(ctx)])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in PLACES:
+            return super().get_command(ctx, cmd_name)
+        module, name = PLACES[cmd_name]
+        found = getattr(import_module(f".{module}", __package__), name)
+        return found if isinstance(found, click.Command) else None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="exec-server")
 def commands() -> None:
     """Run commands and touch files on a machine for somebody who is not on it."""
@@ -32,16 +53,3 @@ def show_help() -> None:
     from .serve import HELP
 
     click.echo(HELP, nl=False)
-
-
-commands.add_command(run)
-commands.add_command(ps)
-commands.add_command(fs)
-commands.add_command(env)
-commands.add_command(token)
-commands.add_command(doctor)
-commands.add_command(render)
-commands.add_command(rendezvous)
-commands.add_command(relay)
-commands.add_command(mcp)
-commands.add_command(exec_)

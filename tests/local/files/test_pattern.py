@@ -67,6 +67,6 @@ def test_what_is_closed() -> None:
 
 
 def test_stars_do_not_think_for_ever() -> None:
-    begun = time.monotonic()
+    begun = time.process_time()
     assert not PathPattern("a*" * 100 + "b").fits("a" * 250)
-    assert time.monotonic() - begun < 1
+    assert time.process_time() - begun < 1
