@@ -278,6 +278,8 @@ def test_a_server_that_ends_in_the_middle_leaves_no_covers(
         peer.send({"id": 1000 + count, "method": "fs/writeFile", "params": write})
     eventually((root / "w/.git").exists, "a call is being done")
     server.end(number)
+    if number == signal.SIGTERM:
+        assert list((root / "w").glob(".*")) == []  # who ends by himself leaves nothing to others
     eventually(lambda: not any((root / "w").glob(".*")), "nothing is covered any more")
 
 

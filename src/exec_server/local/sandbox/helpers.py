@@ -107,6 +107,9 @@ class Helpers:
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = Lock()
         self._thread: Thread | None = None
+        self._claiming = Lock()
+        """Held by who is about to cover something: nobody is, any more, when all of it is taken away at the
+        end. One after the other they go anyway."""
         self._looking = Lock()
         """Held by who looks whether what idle helpers were started for is still there."""
         self._tags = machine.tags.open_session()
@@ -134,7 +137,10 @@ class Helpers:
 
     def _claim(self, key: Key, turn: Turn) -> mountpoints.Claim | None:
         try:
-            return mountpoints.claim({path: True for path, _ in key.guards}, turn.check)
+            with self._claiming:
+                if self._places.closed:
+                    raise internal_error("the server is ending")
+                return mountpoints.claim({path: True for path, _ in key.guards}, turn.check)
         except OSError as error:
             raise internal_error(
                 f"fs sandbox helper failed with status exit status: 1: cannot protect {key.guarded}: {error}"
@@ -206,8 +212,11 @@ class Helpers:
         return answer
 
     def close(self) -> None:
-        """End all that are idle; those at work are ended by who uses them."""
-        for helper in self._places.close():
+        """End all that are idle; those at work are ended by who uses them. Nothing is covered from now on."""
+        idle = self._places.close()
+        with self._claiming:
+            pass  # whoever was about to has done so, and has noted it
+        for helper in idle:
             try:
                 helper.end(kill=True)
             finally:

@@ -165,10 +165,9 @@ def claim(points: Mapping[bytes, bool | None], check: Callable[[], None] | None 
         except BaseException:
             claimed._take_back(directory, set())
             raise
-    if not claimed._notes:
-        return None
-    _live.add(claimed)
-    return claimed
+        if claimed._notes:
+            _live.add(claimed)  # with the lock: at the end of this process none may be forgotten
+    return claimed if claimed._notes else None
 
 
 def release_all() -> None:
