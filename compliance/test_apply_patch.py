@@ -27,6 +27,13 @@ FILES = {
     "twice.txt": b"x\ny\nx\ny\n",
     "indent.txt": b"  indented  \nnext\n",
     "dir/inside": b"i\n",
+    "loose.py": b"class A:\n    def f(self):\n        x = 1\n        return x\n",
+    "loose.md": "one  \ntwo\u00a0\u201cq\u201d\nthree\n".encode(),
+    "loose.crlf": b"one\r\n  two\nthree\r\n",
+    "append.txt": b"one\ntwo",
+    "after.txt": b"one\ntwo",
+    "blank.txt": b"one\n",
+    "blanks.txt": b"in\n\n\nend\n",
 }
 
 PATCHES = [
@@ -61,6 +68,13 @@ PATCHES = [
     ["*** Update File: a.txt", "@@", "-one", "+1", "*** Update File: a.txt", "@@", "-1", "+I"],
     ["*** Delete File: gone.txt", "*** Update File: missing.txt", "@@", "-one", "+y"],
     ["*** Update File: a.txt", "@@", "-five", "+FIVE", "", ""],
+    ["*** Update File: loose.py", "@@", " def f(self):", "-x = 1", "+        x = 2", " return x"],
+    ["*** Update File: loose.md", "@@", " one", ' two "q"', "-three", "+THREE"],
+    ["*** Update File: loose.crlf", "@@", " one ", "+1.5", " two", "-three", "+3"],
+    ["*** Update File: append.txt", "@@", "+three"],
+    ["*** Update File: after.txt", "@@ one", "+three"],
+    ["*** Update File: blank.txt", "@@", " one", " ", "+x"],
+    ["*** Update File: blanks.txt", "@@", "-", "+next", "*** End of File"],
     ["*** Environment ID: local", "*** Add File: named.txt", "+x"],
     ["*** Delete File: gone.txt", "*** Add File: last.txt", "+l", "*** Update File: a.txt", "@@", "-three"],
 ]

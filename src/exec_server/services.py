@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from msgspec import Struct
 
-from .wire.process import EnvPolicy, ListedProcess, SpawnMode, StreamName
+from .wire.process import EnvPolicy, ListedProcess, Metadata, SpawnMode, StreamName
 
 if TYPE_CHECKING:
     from .wire.sandbox import SandboxContext
@@ -225,8 +225,11 @@ class Processes(Protocol):
         process_id: str | None = None,
         sandbox: SandboxContext | None = None,
         spawn: SpawnMode | None = None,
+        metadata: Metadata | None = None,
     ) -> Process:
         """Start a command. Without `env` and `env_policy` it inherits the environment of the server.
+
+        `metadata` says for which thread and which call it is; the command finds that among its variables.
 
         `spawn="prepared"` says that everything is decided already: `env` is all the variables there are, and
         neither `env_policy` nor `sandbox` is given. A server may take only starts of that kind.

@@ -32,7 +32,7 @@ from .services import (
     Walked,
 )
 from .wire.config import ConfigReadResult
-from .wire.process import EnvPolicy, ListedProcess, SpawnMode
+from .wire.process import EnvPolicy, ListedProcess, Metadata, SpawnMode
 from .wire.sandbox import SandboxContext
 
 __all__ = ["Blocking", "Environment", "Files", "Http", "HttpBody", "Items", "Process", "Processes", "connect"]
@@ -177,6 +177,7 @@ class Processes(Blocking):
         process_id: str | None = None,
         sandbox: SandboxContext | None = None,
         spawn: SpawnMode | None = None,
+        metadata: Metadata | None = None,
     ) -> Process: ...
     def run(
         self,
@@ -194,6 +195,7 @@ class Processes(Blocking):
         process_id: str | None = None,
         sandbox: SandboxContext | None = None,
         spawn: SpawnMode | None = None,
+        metadata: Metadata | None = None,
     ) -> Completed: ...
     def list(self, *, everybody: bool = False) -> builtins.list[ListedProcess]: ...
 

@@ -39,6 +39,23 @@ def test_a_question_on_the_terminal(typed: bytes, code: int) -> None:
     assert b"rm \\u001b[2Jx" in shown, "what a model wrote does not steer the terminal"
 
 
+def test_what_was_typed_before_the_question_is_no_answer() -> None:
+    """Whatever somebody meant who typed ahead, it was not this."""
+    ours, theirs = os.openpty()
+    os.write(ours, b"y\nyes\ny")
+    with subprocess.Popen(
+        [sys.executable, "-c", QUESTION], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    ) as asking:
+        os.close(theirs)
+        shown = b""
+        while not shown.endswith(b"[y/N] "):
+            shown += os.read(ours, 1000)
+        assert asking.poll() is None
+        os.write(ours, b"\n")
+        assert asking.wait(30) == 8
+    os.close(ours)
+
+
 def test_a_question_can_be_interrupted() -> None:
     """Ctrl-C at the question ends it; nobody has to answer first."""
     ours, theirs = os.openpty()

@@ -68,7 +68,7 @@ def test_extras_of_a_command(tmp_path: Path) -> None:
         if event.get("item", {}).get("type") == "command_execution"
     }
     began = about["item.started", "'printf x%.0s $(seq 70000)'"]
-    assert (began["cwd"], began["environment_id"]) == (f"file://{tmp_path}/work", LOCAL_ID)
+    assert (began["cwd"], began["environment_id"]) == (f"{tmp_path}/work", LOCAL_ID)
     ended = about["item.completed", "'printf x%.0s $(seq 70000)'"]
     assert (ended["output_bytes"], ended["truncated"]) == (70_000, True)
     assert "never" in about["item.completed", "'rm x'"]["reason"]

@@ -45,13 +45,34 @@ KINDS = st.sampled_from(
 
 @given(st.lists(st.tuples(KINDS, st.sampled_from(["a", "b", "c", None]))))
 def test_every_call_is_answered_and_every_answer_has_a_call(pairs: list[tuple[str, str | None]]) -> None:
-    sent = conversation([item(kind, call_id=call_id) for kind, call_id in pairs])
+    more: dict[str, Any] = {"name": "n", "role": "user", "content": []}
+    sent = conversation([item(kind, call_id=call_id, **more) for kind, call_id in pairs])
     calls = {one.get("call_id") for one in sent if one["type"].endswith("_call")}
     answers = {one.get("call_id") for one in sent if one["type"].endswith("_output")}
     assert calls == answers
     assert [one for one in sent if one["type"] == "message"] == [
-        {"type": "message", "call_id": call_id} for kind, call_id in pairs if kind == "message"
+        {"type": "message", "call_id": call_id, **more} for kind, call_id in pairs if kind == "message"
     ]
+
+
+def test_what_is_no_item_is_not_sent() -> None:
+    """Some of it is in files of other programs, or of newer ones; it stays there."""
+    said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+    odd: list[Any] = [
+        5,
+        {},
+        None,
+        {"type": "frobnicate_call", "x": 1},
+        {"type": "ghost_snapshot", "ghost_commit": {}},
+        {"type": "message", "role": "system", "content": said["content"]},
+        {"type": "message", "role": "user"},
+        {"type": "function_call", "name": "n", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c", "arguments": "{}"},
+    ]
+    records = [Record({"type": "response_item", "payload": payload}) for payload in [*odd, said]]
+    assert conversation([Record({"type": "response_item"}), *records]) == [said]
+    instead = Record({"type": "compacted", "payload": {"replacement_history": [*odd, said]}})
+    assert conversation([*records, instead]) == [said]
 
 
 COUNTS = st.builds(Usage, **dict.fromkeys(Usage.__struct_fields__, st.integers(0, 10**9)))

@@ -16,6 +16,7 @@ from exec_server.agent.exec import (
     variables,
 )
 from exec_server.services import EnvironmentFacts, Shell
+from exec_server.version import __version__
 from support.scripted import ScriptedMachine
 
 
@@ -42,10 +43,12 @@ def test_command_lines(shell: tuple[str, str], login: bool | None, words: list[s
 
 
 def test_another_shell() -> None:
-    call = ExecCommand(cmd="x", shell="/usr/bin/zsh")
-    assert command_line(call, machine(), "e", True) == ["/usr/bin/zsh", "-lc", "x"], (
-        "this machine may have it"
-    )
+    for there in ("/bin/sh", "sh"):
+        call = ExecCommand(cmd="x", shell=there)
+        assert command_line(call, machine(), "e", True) == [there, "-lc", "x"], "this machine has it"
+    for not_there in ("/nope/zsh", "zsh-that-nobody-has"):
+        call = ExecCommand(cmd="x", shell=not_there)
+        assert command_line(call, machine(), "e", True) == ["/bin/bash", "-lc", "x"], "its own will do"
     with pytest.raises(ToolError, match=r"^environment `far` only supports `bash`$"):
         command_line(call, machine(remote=True), "far", True)
     same = ExecCommand(cmd="x", shell="/opt/bin/bash")
@@ -88,6 +91,7 @@ def test_variables() -> None:
     assert env["TERM"] == "dumb"
     assert env["PAGER"] == "cat"
     assert (env["CODEX_THREAD_ID"], env["CODEX_SESSION_ID"], env["CODEX_TOOL_CALL_ID"]) == ("t", "s", "c")
+    assert env["CODEX_VERSION"] == __version__
     assert variables(None, None, "c", "linux")["TERM"] == "linux"
 
 
@@ -96,7 +100,9 @@ def test_arguments() -> None:
     half = arguments('{"cmd":"a\\ud800b \\ud83d\\ude00"}', ExecCommand)
     assert half.cmd == "a\ufffdb 😀", "half a character"
     assert arguments(b'{"session_id":5}', WriteStdin).chars == ""
-    for text in ("", "[]", '{"cmd":5}', "{}", '{"cmd":', '{"cmd":"x","yield_time_ms":"soon"}', "\ud800"):
+    wrong = ["", "[]", '{"cmd":5}', "{}", '{"cmd":', '{"cmd":"x","yield_time_ms":"soon"}', "\ud800"]
+    wrong += [f'{{"cmd":"x","{name}":-1}}' for name in ("yield_time_ms", "max_output_tokens")]
+    for text in wrong:
         with pytest.raises(ToolError, match="failed to parse function arguments"):
             arguments(text, ExecCommand)
     with pytest.raises(ToolError, match="they are empty; expected a JSON object"):

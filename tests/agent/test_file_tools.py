@@ -25,7 +25,8 @@ def use(name: str, **arguments: Any) -> str:
 def test_reading_a_part(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("".join(f"line {number}\r\n" for number in range(1, 11)))
-    assert use("read_file", path=str(path), line=9) == "line 9\nline 10"
+    assert use("read_file", path=str(path), line=9) == "line 9\nline 10\n"
+    assert use("read_file", path=str(path), line=9, limit=2) == "line 9\nline 10\n", "nothing follows"
     assert (
         use("read_file", path=str(path), line=2, limit=2)
         == "line 2\nline 3\n[more follows; continue with line 4]"
@@ -33,6 +34,8 @@ def test_reading_a_part(tmp_path: Path) -> None:
     assert use("read_file", path=str(path), line=99) == "[the file has only 10 lines]"
     path.write_text("no end")
     assert use("read_file", path=str(path)) == "no end"
+    path.write_text("\n")
+    assert use("read_file", path=str(path)) == "\n"
     path.write_text("")
     assert use("read_file", path=str(path)) == "[the file is empty]"
 
@@ -43,9 +46,21 @@ def test_reading_what_is_large(tmp_path: Path) -> None:
     text = use("read_file", path=str(path), limit=100_000)
     assert len(text) < MAX_READ_BYTES + 1000
     assert "[more follows; continue with line " in text
-    path.write_text("z" * 5_000_000)
-    assert "more characters]" in use("read_file", path=str(path))
-    assert len(use("read_file", path=str(path))) < 3000
+
+
+def test_reading_a_long_line(tmp_path: Path) -> None:
+    """How much of it is left is counted right, and can be read."""
+    path = tmp_path / "f"
+    path.write_text("first\n" + "é" * 2000 + "x" * 2_998_000 + "\r\nlast")
+    text = use("read_file", path=str(path))
+    note = "… [2998000 more characters; continue with line 2, column 2001]"
+    assert text == "first\n" + "é" * 2000 + note + "\nlast"
+    text = use("read_file", path=str(path), line=2, column=2001, limit=1)
+    note = "… [2932464 more characters; continue with line 2, column 67537]"
+    assert text == "x" * 65_536 + note + "\n[more follows; continue with line 3]"
+    assert use("read_file", path=str(path), line=2, column=2_999_999) == "xx\nlast"
+    text = use("read_file", path=str(path), line=2, column=3_000_001)
+    assert text == "[line 2 has only 3000000 characters]\nlast"
 
 
 def test_reading_what_is_no_text(tmp_path: Path) -> None:
@@ -53,7 +68,7 @@ def test_reading_what_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match="not a text file"):
         use("read_file", path=str(tmp_path / "f"))
     (tmp_path / "f").write_bytes(b"caf\xe9\n")
-    assert use("read_file", path=str(tmp_path / "f")) == "caf\ufffd"
+    assert use("read_file", path=str(tmp_path / "f")) == "caf\ufffd\n"
 
 
 def test_writing_and_listing(tmp_path: Path) -> None:

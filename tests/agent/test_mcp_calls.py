@@ -60,6 +60,30 @@ def test_tool_servers(tmp_path: Path) -> None:
     assert [part["type"] for part in done.output("call_2")] == ["input_text", "input_image"]
 
 
+RAW = str(Path(__file__).parent.parent / "support" / "mcp_raw.py")
+
+
+def test_tools_that_change_during_a_turn(tmp_path: Path) -> None:
+    raw = McpServer(name="raw", command=sys.executable, args=(RAW, "changing"))
+    calls = [Say([call(f"mcp__raw__{name}", {}, f"call_{name}")]) for name in ("echo", "later")]
+    done = play(tmp_path, *calls, "ok", servers=[raw])
+    assert [item["status"] for item in done.items("mcp_tool_call")] == ["completed", "completed"]
+    offered = [
+        [tool["name"] for tool in request["tools"] if tool["name"].startswith("mcp__")]
+        for request in done.model.requests
+    ]
+    assert offered == [["mcp__raw__echo"], ["mcp__raw__later"], ["mcp__raw__later"]]
+    assert "## Tools mcp__raw__*\nUse me well." in done.model.said_to(0)
+
+
+def test_arguments_that_are_no_object(tmp_path: Path) -> None:
+    raw = McpServer(name="raw", command=sys.executable, args=(RAW, ""))
+    done = play(tmp_path, Say([call("mcp__raw__echo", "[1]")]), "ok", servers=[raw])
+    (item,) = done.items("mcp_tool_call")
+    assert (item["status"], item["arguments"]) == ("failed", [1])
+    assert item["error"]["message"].endswith("MCP tool arguments must be a JSON object, got [1]")
+
+
 # Approvals -------------------------------------------------------------------------------------------------
 
 ECHO = call("mcp__docs__echo", {"q": 1})

@@ -8,18 +8,40 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from exec_server.agent import mcp_process
-from exec_server.agent.mcp_client import McpOutcome, McpServer, McpServers, RequiredServerDown
+from exec_server.agent import mcp_http, mcp_listing, mcp_process
+from exec_server.agent.mcp_client import McpServer, McpServers, RequiredServerDown
+from exec_server.agent.mcp_outcome import McpOutcome
 from exec_server.events.model import Failure, McpResult
-from support.wait import eventually
+from support.mcp_http import HttpTools, Refuse
+from support.wait import PATIENCE, eventually
 
 LISTEN = "while read line; do :; done"
 """A program that takes everything and says nothing."""
 
 TOOLS = str(Path(__file__).parent.parent / "support" / "mcp_tools.py")
+RAW = str(Path(__file__).parent.parent / "support" / "mcp_raw.py")
+
+
+def raw(what: str, **more: Any) -> McpServer:
+    return McpServer(name="raw", command=sys.executable, args=(RAW, what), **more)
+
+
+def started(server: McpServer) -> McpServers:
+    """What came of starting a server and letting it go again."""
+
+    async def main() -> McpServers:
+        async with McpServers([server]) as servers:
+            return servers
+
+    return asyncio.run(main())
+
+
+def names(servers: McpServers) -> list[str]:
+    return [tool.name for tool in servers.tools.values()]
 
 
 def test_over_http(tmp_path: Path) -> None:
@@ -206,3 +228,178 @@ def test_a_server_that_does_not_go_is_ended(tmp_path: Path, monkeypatch: pytest.
             return True
 
     eventually(is_gone, "the end of what it started")
+
+
+# What they offer -------------------------------------------------------------------------------------------
+
+
+def test_a_list_of_tools_that_comes_in_pages() -> None:
+    assert names(started(raw("pages"))) == ["p0", "p1", "p2", "p3", "p4", "p5"]
+
+
+def test_a_list_of_tools_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_listing, "MAX_PAGES", 7)
+    endless = started(raw("endless"))
+    assert len(names(endless)) == 7
+    assert endless.warnings == ["MCP server `raw`: its list of tools has no end; the first 7 are offered"]
+    circle = started(raw("circle"))
+    assert names(circle) == ["p0", "p1", "p2"]
+    assert "its list of tools has no end" in circle.warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("configured", "offered"),
+    [
+        ({"enabled_tools": ("p1", "p3")}, ["p1", "p3"]),
+        ({"disabled_tools": ("p0", "p2", "p4")}, ["p1", "p3", "p5"]),
+        ({"enabled_tools": ("p1", "p3"), "disabled_tools": ("p3",)}, ["p1"]),
+        ({"enabled_tools": ()}, []),
+    ],
+)
+def test_tools_that_are_not_for_the_model(configured: dict[str, Any], offered: list[str]) -> None:
+    assert names(started(raw("pages", **configured))) == offered
+
+
+def test_one_tool_that_cannot_be_told_of_does_not_cost_the_others() -> None:
+    servers = started(raw("unfit"))
+    assert names(servers) == ["echo", "none", "bare"]
+    empty = {"type": "object", "properties": {}}
+    assert [tool.offered["parameters"] for tool in servers.tools.values()] == [empty] * 3
+    assert servers.warnings == [
+        "MCP server `raw`: tool `null` is left out: its `inputSchema` is not the schema of an object",
+        "MCP server `raw`: tool `text` is left out: its `inputSchema` is not the schema of an object",
+        "MCP server `raw`: a tool without a name is left out",
+        "MCP server `raw`: tool `described` is left out: `description`: Input should be a valid string",
+    ]
+
+
+def test_what_is_no_answer_is_said_in_one_line() -> None:
+    (warning,) = started(raw("odd")).warnings
+    assert warning.startswith("MCP server `raw` failed to start: it answered what is none: `")
+    assert "\n" not in warning
+    assert "http" not in warning
+
+
+def test_tools_that_change() -> None:
+    async def main() -> None:
+        async with McpServers([raw("changing")]) as servers:
+            assert await servers.refresh() == []
+            assert names(servers) == ["echo"]
+            await servers.call("raw", "echo", {})
+            assert await servers.refresh() == []
+            assert names(servers) == ["later"]
+
+    asyncio.run(main())
+
+
+CHANGING = """
+import anyio, mcp_types as types
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+
+bus, names = InMemorySubscriptionBus(), ["echo"]
+
+async def list_tools(_, __):
+    return types.ListToolsResult(tools=[types.Tool(name=n, input_schema={"type": "object"}) for n in names])
+
+async def call_tool(_, params):
+    names[:] = ["later"]
+    await bus.publish(ToolsListChanged())
+    return types.CallToolResult(content=[])
+
+async def main():
+    server = Server("changing", on_list_tools=list_tools, on_call_tool=call_tool,
+                    on_subscriptions_listen=ListenHandler(bus))
+    async with stdio_server() as (incoming, outgoing):
+        await server.run(incoming, outgoing, server.create_initialization_options())
+
+anyio.run(main)
+"""
+
+
+def test_tools_that_change_in_the_newer_protocol() -> None:
+    """There, only those are told who listen."""
+
+    async def main() -> None:
+        server = McpServer(name="new", command=sys.executable, args=("-c", CHANGING))
+        async with McpServers([server]) as servers, asyncio.timeout(PATIENCE):
+            assert names(servers) == ["echo"]
+            while names(servers) != ["later"]:  # it may not be listened to yet when it changes first
+                await servers.call("new", "echo", {})
+                await servers.refresh()
+
+    asyncio.run(main())
+
+
+def test_instructions() -> None:
+    assert started(raw("")).instructions == {"raw": "Use me well."}
+    assert started(raw("", disabled_tools=("echo",))).instructions == {}, "of what is not offered"
+
+
+@pytest.mark.parametrize(("given", "shown"), [([1], "[1]"), ("x", '"x"'), (7, "7"), (False, "false")])
+def test_arguments_that_are_no_object(given: Any, shown: str) -> None:
+    async def main() -> McpOutcome:
+        async with McpServers([raw("")]) as servers:
+            return await servers.call("raw", "echo", given)
+
+    outcome = asyncio.run(main())
+    assert outcome.failed
+    assert outcome.for_model() == (
+        "err: tool call error: tool call failed for `raw/echo`\n\nCaused by:\n"
+        f"    MCP tool arguments must be a JSON object, got {shown}"
+    )
+
+
+# Over HTTP -------------------------------------------------------------------------------------------------
+
+
+def called(tools: HttpTools, times: int, **more: Any) -> list[str]:
+    """What comes of that many calls, one after the other."""
+
+    async def main() -> list[str]:
+        async with McpServers([McpServer(name="h", url=tools.url, **more)]) as servers:
+            assert servers.warnings == []
+            outcomes = [await servers.call("h", "echo", {}) for _ in range(times)]
+            return [str(outcome.for_model()).rpartition("\n    ")[2] for outcome in outcomes]
+
+    return asyncio.run(main())
+
+
+def test_a_call_over_http_that_is_not_answered_costs_only_itself() -> None:
+    with HttpTools(None, "here again") as tools:
+        first, second = called(tools, 2, tool_seconds=0.2)
+    assert (first, second) == ("timed out awaiting tools/call after 0.2s", "here again")
+
+
+def test_a_request_that_fails_late_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller has given up before; the request itself does so later."""
+    monkeypatch.setattr(mcp_http, "GRACE_SECONDS", 0.1)
+    with HttpTools(None, None, "here again") as tools:
+        *_, last = called(tools, 3, tool_seconds=0.2)
+    assert last == "here again"
+
+
+def test_a_status_is_told() -> None:
+    with HttpTools(Refuse(500, '{"x": 1}'), Refuse(503), "back") as tools:
+        assert called(tools, 3) == [
+            'Mcp error: -32603: unexpected server response: HTTP 500: {"x": 1}',
+            "Mcp error: -32603: unexpected server response: HTTP 503",
+            "back",
+        ]
+    with HttpTools(door=Refuse(401, "who are you?")) as tools:
+        (warning,) = started(McpServer(name="h", url=tools.url)).warnings
+    assert warning == ("MCP server `h` failed to start: unexpected server response: HTTP 401: who are you?")
+
+
+def test_a_server_over_http_that_is_gone() -> None:
+    with HttpTools("unused") as tools:
+        url = tools.url
+    (warning,) = started(McpServer(name="h", url=url)).warnings
+    assert warning.startswith("MCP server `h` failed to start: HTTP request failed: ")
+
+
+def test_a_session_that_the_server_has_forgotten_begins_again() -> None:
+    with HttpTools(Refuse(404, "session not found"), "new session") as tools:
+        assert called(tools, 1) == ["new session"]
+    assert [method for method, _ in tools.asked].count("initialize") == 2

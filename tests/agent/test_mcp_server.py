@@ -98,6 +98,20 @@ def test_everything_a_client_can_do(talk: Callable[..., None], tmp_path: Path) -
             *("read_file", "write_file", "list_directory", "find_files", "search_files"),
         ]
         assert all(tool.input_schema["type"] == "object" for tool in listed.tools)
+        assert all(tool.title and tool.annotations for tool in listed.tools)
+        hints = {tool.name: tool.annotations for tool in listed.tools if tool.annotations is not None}
+        assert [name for name, hint in hints.items() if hint.read_only_hint] == [
+            *("screen", "list_commands", "read_file", "list_directory", "find_files", "search_files")
+        ]
+        assert not any(hint.read_only_hint and hint.destructive_hint for hint in hints.values())
+        assert [name for name, hint in hints.items() if hint.open_world_hint] == [
+            *("exec_command", "write_stdin")
+        ]
+        # What comes back is checked against these by the client, with every call below.
+        assert [tool.name for tool in listed.tools if tool.output_schema is not None] == [
+            *("exec_command", "write_stdin", "screen", "list_commands")
+        ]
+        assert "no command is running" in await said(client, "list_commands")
 
         result = await client.call_tool("exec_command", {"cmd": "echo hi; exit 3", "login": False})
         assert result.structured_content is not None
@@ -123,7 +137,7 @@ def test_everything_a_client_can_do(talk: Callable[..., None], tmp_path: Path) -
             == "wrote 12 bytes to deep/a.py"
         )
         assert (tmp_path / "deep/a.py").read_text() == "x = 1\ny = 2\n"
-        assert await said(client, "read_file", path="deep/a.py", line=2) == "y = 2"
+        assert await said(client, "read_file", path="deep/a.py", line=2) == "y = 2\n"
         assert await said(client, "list_directory") == "deep/"
         assert (await said(client, "find_files", pattern="**/*.py")).endswith("deep/a.py")
         assert (await said(client, "search_files", pattern="y =")).endswith("deep/a.py:2: y = 2")
@@ -214,7 +228,7 @@ def is_gone(pid_file: Path) -> bool:
     """Whether the process whose number is in the file is over."""
     try:
         return not Path(f"/proc/{int(pid_file.read_text())}/cmdline").read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter while it is being read
         return True
 
 
@@ -239,6 +253,9 @@ def test_every_line_on_stdin_is_answered(tmp_path: Path) -> None:
         '{"jsonrpc":"2.0","method":"notifications/initialized"}',
         '{"jsonrpc":"2.0","id":7}',
         "[]",
+        '{"jsonrpc":"2.0","id":null,"method":"ping"}',
+        '{"jsonrpc":"2.0","id":1.5,"method":"ping"}',
+        '{"jsonrpc":"2.0","id":true,"method":"ping"}',
         half,
     ]
     process = subprocess.Popen(
@@ -249,10 +266,10 @@ def test_every_line_on_stdin_is_answered(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdin.write("".join(line + "\n" for line in lines))
         process.stdin.flush()
-        answers = [json.loads(process.stdout.readline()) for _ in range(5)]
+        answers = [json.loads(process.stdout.readline()) for _ in range(8)]
         process.stdin.close()
     codes = [(one["id"], one["error"]["code"]) for one in answers if "error" in one]
-    assert sorted(codes, key=str) == [(7, -32600), (None, -32600), (None, -32700)]
+    assert sorted(codes, key=str) == [(7, -32600), *[(None, -32600)] * 4, (None, -32700)]
     (said_to_it,) = [one["result"] for one in answers if one["id"] == 4]
     assert said_to_it["structuredContent"]["output"] == "\ufffdx"
 

@@ -59,7 +59,7 @@ def test_every_kind_of_hunk() -> None:
                 "a.py",
                 "b.py",
                 (
-                    Chunk("class A:", ("kept", "out", ""), ("kept", "in", ""), False),
+                    Chunk("class A:", ("kept", "out", ""), (0, "in", 2), False),
                     Chunk(None, (), ("last",), True),
                 ),
             ),
@@ -169,6 +169,19 @@ PYTHON = "class A:\n    def f(self):\n        pass\nclass B:\n    def f(self):\n
         ("one\ntwo\n\n\n", ["@@", " two", "-", "-"], "one\ntwo\n"),
         ("one\ntwo\n", ["@@", "-two", "+TWO", ""], "one\nTWO\n"),
         ("x\nx\n", ["@@", "-x", "-x"], ""),
+        ("one\ntwo", ["@@", "+three"], "one\ntwo\nthree\n"),
+        ("one\ntwo", ["@@ one", "+three"], "one\ntwo\nthree\n"),
+        ("one\r\ntwo", ["@@", " two", "+three"], "one\r\ntwo\r\nthree\r\n"),
+        (
+            PYTHON,
+            ["@@", " def f(self):", "-pass", "+        return 1"],
+            PYTHON.replace("pass", "return 1", 1),
+        ),
+        ("one  \ntwo\n", ["@@", " one", "-two", "+2"], "one  \n2\n"),
+        ("\u201cq\u201d\u00a0\u2013\nx\n", ["@@", ' "q" -', "-x", "+y"], "\u201cq\u201d\u00a0\u2013\ny\n"),
+        ("one\r\n  two\nx\r\n", ["@@", " one ", "+1.5", " two", "-x"], "one\r\n1.5\r\n  two\n"),
+        ("one\n", ["@@", " one", " ", "+x"], "one\n\nx\n"),
+        ("in\n\nend\n", ["@@", "-", "+next", "*** End of File"], "next\nin\n\nend\n"),
     ],
 )
 def test_a_file_is_changed_as_the_reference_changes_it(before: str, lines: list[str], after: str) -> None:
@@ -305,6 +318,41 @@ def test_lines_that_are_not_named_keep_every_byte(lines: list[str], data: st.Dat
     changed = patched(text, [Chunk(None, (unique[place],), ("new",), False)], "f")
     expected = [line + end for line, end in zip(unique, ends, strict=True)]
     expected[place] = "new" + ends[0]
+    assert changed == "".join(expected)
+
+
+LOOSELY = {"'": "\u2019", '"': "\u201c", "-": "\u2013", " ": "\u00a0"}
+"""What a model writes, and what may stand in the file in its place."""
+
+
+@st.composite
+def remembered(draw: st.DrawFn) -> tuple[str, str]:
+    """A line as a model writes it, and as it is in the file."""
+    written = draw(st.text("ab'\"- ", max_size=6))
+    there = "".join(draw(st.sampled_from([char, LOOSELY.get(char, char)])) for char in written)
+    space = st.sampled_from(["", " ", "\t", "  "])
+    return draw(space) + written + draw(space), draw(space) + there + draw(space)
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.tuples(st.sampled_from(" -+"), remembered()), min_size=1, max_size=8),
+    st.lists(st.sampled_from(["\n", "\r\n"]), min_size=8, max_size=8),
+)
+def test_lines_that_are_kept_keep_every_byte(
+    lines: list[tuple[str, tuple[str, str]]], ends: list[str]
+) -> None:
+    """However loosely the model remembers them."""
+    there = [(sign, line + end) for (sign, (_, line)), end in zip(lines, ends, strict=False) if sign != "+"]
+    (hunk,) = parse(body("*** Update File: f", "@@", *(sign + line for sign, (line, _) in lines))).hunks
+    assert isinstance(hunk, UpdateFile)
+    changed = patched("".join(line for _, line in there), hunk.chunks, "f")
+    ending = "\r\n" if there and there[0][1].endswith("\r\n") else "\n"
+    expected = [
+        written + ending if sign == "+" else line + end
+        for (sign, (written, line)), end in zip(lines, ends, strict=False)
+        if sign != "-"
+    ]
     assert changed == "".join(expected)
 
 

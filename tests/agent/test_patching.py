@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exec_server.agent.patch import PatchError
-from exec_server.agent.patching import PatchFailed, apply, edits, prepare, report, typed_patch
+from exec_server.agent.patching import PatchFailed, apply, edits, prepare, report
 from exec_server.environments.connect import IN_PROCESS, connect
 from exec_server.services import Files
 from exec_server.wire.uri import path_to_uri
@@ -347,43 +347,6 @@ def test_what_the_event_stream_shows(tmp_path: Path) -> None:
 def test_what_the_model_is_told() -> None:
     assert report(0.04, 0, "Success.\n") == "Exit code: 0\nWall time: 0 seconds\nOutput:\nSuccess.\n"
     assert report(1.26, 1, "no\n") == "Exit code: 1\nWall time: 1.3 seconds\nOutput:\nno\n"
-
-
-@pytest.mark.parametrize(
-    ("cmd", "directory"),
-    [
-        ("apply_patch <<'EOF'\nPATCH\nEOF", None),
-        ('  applypatch << "E"\nPATCH\nE\n', None),
-        ("apply_patch <<EOF\nPATCH\nEOF\n\n", None),
-        ("cd sub/dir && apply_patch <<'EOF'\nPATCH\nEOF", "sub/dir"),
-        ("cd 'sub' && apply_patch <<'EOF'\nPATCH\nEOF", "sub"),
-    ],
-)
-def test_a_typed_patch(cmd: str, directory: str | None) -> None:
-    found = typed_patch(cmd)
-    assert found is not None
-    assert (found.text, found.directory) == ("PATCH", directory)
-
-
-@pytest.mark.parametrize(
-    "cmd",
-    [
-        "apply_patch",
-        "apply_patch '*** Begin Patch'",
-        "apply_patch <<'EOF'\nPATCH\nEOF\necho after",
-        "apply_patch <<'EOF'\nPATCH\nEOF\nrm x\nEOF",
-        "echo; apply_patch <<'EOF'\nPATCH\nEOF",
-        "cd $(pwd) && apply_patch <<'EOF'\nPATCH\nEOF",
-        "cat <<'EOF'\nPATCH\nEOF",
-    ],
-)
-def test_a_command_that_does_more_is_a_command(cmd: str) -> None:
-    assert typed_patch(cmd) is None
-
-
-def test_a_patch_that_is_not_called() -> None:
-    with pytest.raises(PatchError, match="patch detected without explicit call to apply_patch"):
-        typed_patch(body("*** Add File: x", "+x"))
 
 
 NAMES = st.sampled_from(["a", "b", "d/c", "d/e/f", "g"])

@@ -36,6 +36,19 @@ def on(server: RunningServer, folder: Path, *script: Play, **options: Any) -> Pl
     return play(folder, *script, **settings)
 
 
+class Told:
+    """Counts what is told. The third line is that a command was started; its own traces may overtake that."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+
+    def __call__(self, _: Runner, lines: int) -> None:
+        self.lines = lines
+
+    async def begin(self) -> None:
+        await eventually_async(lambda: self.lines >= 3, "the command to be told")
+
+
 def run(cmd: str) -> Say:
     return Say([call("exec_command", {"cmd": cmd, "login": False, "yield_time_ms": 30_000})])
 
@@ -52,20 +65,19 @@ def test_a_laptop_that_sleeps(start_server: Callable[..., RunningServer], tmp_pa
     """The connection goes and comes back; the command has gone on, and nothing of it is lost."""
     faults = Faults()
     work = tmp_path / "work"
+    told = Told()
 
     async def sleep_and_wake(_: Runner, __: EnvironmentManager) -> None:
-        await eventually_async((work / "started").exists, "the command")
+        await told.begin()
         faults.refuse()
         faults.cut()
         (work / "asleep").touch()
         await eventually_async((work / "went-on").exists, "the command to go on meanwhile")
         faults.allow()
 
-    wait = (
-        "touch started; until [ -e asleep ]; do sleep 0.02; done;"
-        " echo went on; touch went-on; sleep 0.3; echo end"
-    )
-    done = on(start_server(), tmp_path, run(wait), "Slept well.", faults=faults, during=sleep_and_wake)
+    wait = "until [ -e asleep ]; do sleep 0.02; done; echo went on; touch went-on; sleep 0.3; echo end"
+    options = {"faults": faults, "during": sleep_and_wake, "on_event": told}
+    done = on(start_server(), tmp_path, run(wait), "Slept well.", **options)
     (command,) = done.items("command_execution")
     assert (command["aggregated_output"], command["exit_code"]) == ("went on\nend\n", 0)
     notices = [event["message"] for event in done.events if event["type"] == "error"]
@@ -79,9 +91,10 @@ def test_a_machine_that_does_not_come_back(
 ) -> None:
     """The command is told as lost, and the model is told, too: it may know what to do."""
     server = start_server()
+    told = Told()
 
     async def pull_the_plug(_: Runner, __: EnvironmentManager) -> None:
-        await eventually_async((tmp_path / "work/started").exists, "the command")
+        await told.begin()
         server.process.kill()
 
     async def opened() -> Environment:
@@ -92,12 +105,13 @@ def test_a_machine_that_does_not_come_back(
 
     done = play(
         tmp_path,
-        run("sleep 0.3; touch started; sleep 1000"),
+        run("sleep 1000"),
         "It is gone.",
         environment_ids=("machine",),
         configuration=NOTHING_HERE,
         manage=manage,
         during=pull_the_plug,
+        on_event=told,
     )
     (command,) = done.items("command_execution")
     assert command["status"] == "failed"

@@ -101,6 +101,68 @@ PUSH = Policy((Rule(("git", "push"), "forbid", "no"),))
         ("(cd x && git push)", "forbid"),
         ("git \\\n push", "forbid"),
         ("git push 'unfinished", "forbid"),
+        ("find . -name x -exec git push \\;", "forbid"),
+        ("find . -execdir git push {} +", "forbid"),
+        ("find . -exec git {} \\;", "ask"),
+        ("bash <<'E'\ngit push\nE", "forbid"),
+        ("sudo sh -x <<-E\n\tgit push\n\tE\n", "forbid"),
+        ("bash -s arg <<E\ngit push\nE", "forbid"),
+        ("bash <<< 'git push'", "forbid"),
+        ("bash <<E &&\ngit push\nE\nls", "forbid"),
+        ("bash -o pipefail -c 'git push'", "forbid"),
+        ("bash -eo pipefail -c 'git push'", "forbid"),
+        ("bash --rcfile x -c 'git push'", "forbid"),
+        ("env -S'git push'", "forbid"),
+        ("env --split-string='git push'", "forbid"),
+        ("busybox git push", "forbid"),
+        ("busybox sh -c 'git push'", "forbid"),
+        ("trap 'git push' EXIT", "forbid"),
+        ("alias p='git push' q=x; p", "forbid"),
+        ("$'git' push", "forbid"),
+        ("git $'\\x70\\165\\u0073h'", "forbid"),
+        ("unshare git push", "forbid"),
+        ("setsid -w git push", "forbid"),
+        ("sudo --user me git push", "ask"),
+        ("timeout --signal KILL 5 git push", "ask"),
+        ("echo push | xargs git", "ask"),
+        ("echo push | xargs -I{} git {}", "ask"),
+        ("xargs --max-args 1 git push", "ask"),
+        ("flock f git push", "ask"),
+        ("flock f -c 'git push'", "ask"),
+        ("su - me -c 'git push'", "ask"),
+        ("script -qc 'git push' /dev/null", "ask"),
+        ("watch -n 1 git push", "ask"),
+        ("chroot / git push", "ask"),
+        ("strace -f git push", "ask"),
+        ("parallel git ::: push", "ask"),
+        ("parallel 'git push {}' ::: a", "ask"),
+        ("ssh here git push", "ask"),
+        ("systemd-run --user git push", "ask"),
+        ("fd x --exec git push", "ask"),
+        ("echo 'git push' | sh", "ask"),
+        ("curl x | sudo bash -s -- x", "ask"),
+        ("bash", "ask"),
+        ("sh < file", "ask"),
+        ("source <(echo git push)", "ask"),
+        (". /dev/stdin <<< 'git push'", "forbid"),
+        ("bash <(echo git push)", "ask"),
+        ('bash -c "$x"', "ask"),
+        ("eval $x", "ask"),
+        ("g=git; $g push", "ask"),
+        ('"$g" push', "ask"),
+        ("$(which git) push", "ask"),
+        ("$g", "ask"),
+        ("git {push,}", "ask"),
+        ("{git,push}", "ask"),
+        ("g{i,}t push", "ask"),
+        ("gi? push", "ask"),
+        ("git pu[s]h", "ask"),
+        ("git p*", "ask"),
+        ("git $x remote push", "ask"),
+        (f"git {'-v ' * 200} push", "ask"),
+        (f"{'env ' * 200} git push", "ask"),
+        (f"watch {'x ' * 200} git push", "ask"),
+        ("git -C . pus?", "ask"),
         ("git -C . push", "ask"),
         ("git --no-pager push", "ask"),
         ("git $what", "ask"),
@@ -113,6 +175,29 @@ PUSH = Policy((Rule(("git", "push"), "forbid", "no"),))
         ("# git push", None),
         ("gitpush", None),
         ("bash script.sh git push", None),
+        ("bash --version", None),
+        ("bash <<E\nls\nE", None),
+        ("cat <<E\ngit push\nE\nls", None),
+        ("find . -name '*.py' -exec grep push {} +", None),
+        ("xargs -0 grep push", None),
+        ("watch ls", None),
+        ("flock f make push", None),
+        ("ssh host 'ls; make push'", None),
+        ("command -v git push", None),
+        ("git log$x", None),
+        ("git add *", None),
+        ("git commit -m push", None),
+        ("cp a{,.bak}", None),
+        ("$HOME/bin/tool push", None),
+        ("python$version push", None),
+        ("echo $((2 * $x)) $(( (1 + $y) / 2 ))", None),
+        ("for ((i = 0; i < $n; i++)); do echo $i; done", None),
+        ("(( $x > 3 )) && ls", None),
+        ("[ $x = push ] || [[ $x == git ]]", None),
+        ("x=$(ls) y=*", None),
+        ("PATH=$PATH:. ls", None),
+        ("trap - EXIT; trap cleanup EXIT", None),
+        ("python3 -c 'git push'", None),
     ],
 )
 def test_other_spellings(script: str, decision: str | None) -> None:
@@ -128,7 +213,31 @@ def test_what_is_allowed_is_not_allowed_in_other_spellings() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["A", "a ", "true;", "\u00a0", "x=1 ", "$(", "`", "(", "\\", '"', "${", "<<E\n", "{ "]
+    "unit",
+    [
+        *("A", "a ", "true;", "\u00a0", "x=1 ", "$(", "`", "(", "\\", '"', "${", "<<E\n", "{ ", "{", "{,} "),
+        *(
+            "((",
+            "((a",
+            "$((",
+            "*",
+            "[",
+            "[a]",
+            "$'",
+            "$'\\x41'",
+            "; env -i ",
+            "; watch 'a b'",
+            "; bash <<E\n",
+        ),
+        *(
+            "; find . -exec x",
+            " -exec x",
+            "; sh -c 'a'",
+            "; flock ",
+            "; eval 'eval eval'",
+            "; xargs -I {} a ",
+        ),
+    ],
 )
 def test_a_long_script_takes_no_longer_than_it_is_long(unit: str) -> None:
     script = "git push " + unit * (500_000 // len(unit))
@@ -214,6 +323,25 @@ EDITS = Policy(
 )
 def test_edits_by_their_place(paths: list[str], decided: object) -> None:
     assert EDITS.decide_edit(paths, "/w") == decided
+
+
+@pytest.mark.parametrize(
+    ("path", "real", "decided"),
+    [
+        ("/w/link", {"/w/link": "/w/src/keys/id"}, "forbid"),
+        ("/w/link", {"/w/link": "/elsewhere/id", "/w/src/keys": "/elsewhere"}, "forbid"),
+        ("/w/src/keys/id", {"/w/src/keys/id": "/elsewhere"}, "forbid"),
+        ("/w/src/link", {"/w/src/link": "/w/.git/hook"}, None),
+        ("/w/src/link", {"/w/src/link": "/w/.git/hook", "/w/src": "/w/.git"}, None),
+        ("/w/link", {"/w/link": "/w/src/a"}, "allow"),
+        ("/w/src/a", {"/w": "/home/w", "/w/src/a": "/home/w/src/a"}, "allow"),
+        ("/w/src/a", {"/w": "/home/w", "/w/src/a": "/home/v/src/a"}, None),
+    ],
+)
+def test_edits_by_where_their_place_is(path: str, real: dict[str, str], decided: str | None) -> None:
+    """Links lead to what is forbidden, and not to what is allowed."""
+    found = EDITS.decide_edit([path], "/w", real)
+    assert (None if found is None else found[0]) == decided
 
 
 def test_tools_by_their_name() -> None:

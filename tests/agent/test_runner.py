@@ -324,3 +324,27 @@ def test_tokens_are_counted(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _needs_bash() -> None:
     assert shutil.which("bash"), "the recorded streams are of bash"
+
+
+def test_what_cannot_be_written_down(tmp_path: Path) -> None:
+    """Half a character is shown as well as that goes; a turn that cannot be kept fails in words."""
+    half = play(tmp_path, Say([message("a\ud800b")]), prompt="go \udcff")
+    assert half.outcome.answer == "a\ufffdb"
+    assert "go \ufffd" in half.model.said_to()
+    deep: Any = "x"
+    for _ in range(200):
+        deep = [deep]
+    done = play(tmp_path, Say([{**message("hi"), "odd": deep}]))
+    assert done.outcome.error == "the thread cannot be written down: nested more than 100 levels deep"
+
+
+def test_arguments_that_are_an_object(tmp_path: Path) -> None:
+    asked = {"type": "function_call", "call_id": "call_1", "name": "exec_command"}
+    done = play(tmp_path, Say([{**asked, "arguments": {"cmd": "echo obj", "login": False}}]), "ok")
+    assert done.items("command_execution")[0]["aggregated_output"] == "obj\n"
+    assert isinstance(done.model.requests[-1]["input"][-2]["arguments"], str), "as it is written"
+
+
+def test_a_message_that_is_a_text(tmp_path: Path) -> None:
+    done = play(tmp_path, Say([{"type": "message", "role": "assistant", "content": "plain"}]))
+    assert done.outcome.answer == "plain"

@@ -101,12 +101,38 @@ def test_a_provider_gets_no_key_that_is_not_its_own(tmp_path: Path) -> None:
         ('[mcp_servers.x]\ncommand = "a"\nargs = [1]', "`args` must be a list of texts"),
         ('[mcp_servers.x]\ncommand = "a"\nenv = {A = 1}', "`env` must be a table of texts"),
         ('[mcp_servers.x]\ncommand = "a"\nrequired = 1', "`required` must be true or false"),
+        ('[mcp_servers.x]\ncommand = "a"\nenabled_tools = "a"', "`enabled_tools` must be a list of texts"),
+        ('[mcp_servers.x]\ncommand = "a"\nenv_vars = [{}]', "`env_vars` must be a list of names"),
     ],
 )
 def test_what_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(BadConfig, match=said):
         load_config(str(tmp_path), {})
+
+
+def test_what_a_tool_server_is_given_and_offers(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        """
+        [mcp_servers.docs]
+        command = "docs"
+        env_vars = ["A", "B", "NOT_SET", { name = "C", source = "local" }]
+        env = { B = "mine" }
+        enabled_tools = ["a", "b"]
+        disabled_tools = ["b"]
+
+        [mcp_servers.far]
+        url = "http://127.0.0.1:2/mcp"
+        http_headers = { X-A = "1" }
+        env_http_headers = { X-B = "A", X-C = "NOT_SET", X-D = "BLANK" }
+        enabled_tools = []
+        """
+    )
+    docs, far = load_config(str(tmp_path), {"A": "a", "B": "b", "C": "c", "D": "d", "BLANK": " "}).servers
+    assert docs.env == {"A": "a", "B": "mine", "C": "c"}
+    assert [tool for tool in "abc" if docs.offers(tool)] == ["a"]
+    assert far.headers == {"X-A": "1", "X-B": "a"}
+    assert not far.offers("a")
 
 
 # What is given on the command line -------------------------------------------------------------------------
@@ -146,9 +172,21 @@ def test_settings_that_win(tmp_path: Path) -> None:
             "must be one of auto, prompt",
         ),
         ("model_context_window=many", "must be a number"),
+        ("sandbox_mode=7", "^-c sandbox_mode: `sandbox_mode` must be a text$"),
+        ("sandbox_mode=yolo", "^-c sandbox_mode: `sandbox_mode` must be one of"),
+        ("mcp_servers=5", "^-c mcp_servers: `mcp_servers` must be a table$"),
+        ("mcp_servers.d.command=5", "^-c mcp_servers.d.command: `command` must be a text$"),
+        ("model_provider=zz", "^-c model_provider: `model_provider` is `zz`"),
     ],
 )
 def test_settings_that_make_no_sense(tmp_path: Path, override: str, said: str) -> None:
+    """It is said where the mistake is: here, not in the file."""
     (tmp_path / "config.toml").write_text('model = "a"\n')
     with pytest.raises(BadConfig, match=said):
         load_config(str(tmp_path), {}, [override])
+
+
+def test_a_mistake_in_the_file_is_not_blamed_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[mcp_servers.d]\ncommand = 5\n")
+    with pytest.raises(BadConfig, match=r"config.toml: \[mcp_servers\]: \[d\]: `command` must be a text$"):
+        load_config(str(tmp_path), {}, ["mcp_servers.d.required=true"])

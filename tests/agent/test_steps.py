@@ -81,6 +81,47 @@ def test_skills_of_selected_roots_are_shown(tmp_path: Path) -> None:
     assert "- tidy: " in again.model.said_to(), "the selection is part of the thread"
 
 
+def test_what_a_user_has_for_every_agent(tmp_path: Path) -> None:
+    home, work = tmp_path / "home", tmp_path / "work"
+    for place, text in {
+        "tidy": "---\nname: tidy\ndescription: Keeps things tidy.\n---\nSweep.\n",
+        "deep/er": "---\ndescription: 'Digs.'\n---\n",
+        "headless": "Says nothing of itself.",
+        ".system/theirs": "---\nname: theirs\ndescription: For other tools.\n---\n",
+    }.items():
+        (home / "skills" / place).mkdir(parents=True)
+        (home / "skills" / place / "SKILL.md").write_text(text)
+    (home / "skills/deep/up").symlink_to("..")
+    (home / "AGENTS.md").write_text("Be polite.\n")
+    work.mkdir()
+    (work / "AGENTS.md").write_text("Be kind.\n")
+    said = play(tmp_path, "ok", home=str(home)).model.said_to()
+    own = "# AGENTS.md instructions\n\n<INSTRUCTIONS>\nBe polite.\n</INSTRUCTIONS>"
+    assert said.index(own) < said.index("Be kind.") < said.index("<environment_context>")
+    assert f"- tidy: Keeps things tidy. (file: {home}/skills/tidy/SKILL.md)" in said
+    assert f"- er: Digs. (file: {home}/skills/deep/er/SKILL.md)" in said
+    assert said.count("SKILL.md") == 2
+
+    (home / "AGENTS.override.md").write_text(" \n")
+    assert "Be polite." in play(tmp_path, "ok", home=str(home)).model.said_to()
+    (home / "AGENTS.override.md").write_text("Be brief.")
+    said = play(tmp_path, "ok", home=str(home)).model.said_to()
+    assert "Be brief." in said
+    assert "Be polite." not in said
+
+
+def test_skills_of_a_user_are_not_on_another_machine(tmp_path: Path, server: RunningServer) -> None:
+    skill = tmp_path / "home/skills/tidy"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: tidy\ndescription: Keeps things tidy.\n---\n")
+    (tmp_path / "home/AGENTS.md").write_text("Be polite.")
+    far = NamedEnvironment("far", WebsocketTransport(url=server.url))
+    there = Configuration(environments=(far,), include_local=False, default="far")
+    done = play(tmp_path, "ok", configuration=there, environment_ids=("far",), home=str(tmp_path / "home"))
+    assert "Be polite." in done.model.said_to()
+    assert "tidy" not in done.model.said_to()
+
+
 def test_what_a_project_says_to_agents(tmp_path: Path) -> None:
     work = tmp_path / "work"
     (work / "sub").mkdir(parents=True)

@@ -34,6 +34,7 @@ from exec_server.agent.unified_events import (
 from exec_server.agent.unified_start import SandboxDenied
 from exec_server.agent.unified_text import ToolOutput
 from exec_server.client.sandbox import Sandbox
+from exec_server.version import __version__
 from exec_server.wire.sandbox import SandboxContext
 from support.server import RunningServer
 from support.wait import eventually_async
@@ -277,18 +278,29 @@ def test_a_real_sandbox(target: str, tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_a_shell_that_is_not_there_is_not_started_in_a_sandbox_either(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prepare", [None, confined(Sandbox.read_only())])
+def test_a_shell_that_is_not_there_is_replaced(tmp_path: Path, prepare: Any, needs_bubblewrap: None) -> None:
     (tmp_path / "sh").touch()
 
     async def main() -> None:
-        async with on(None, prepare=confined(Sandbox.read_only())) as (unified, events):
-            for shell, why in (("/nope/zsh", "No such file"), (str(tmp_path / "sh"), "Permission denied")):
-                with pytest.raises(ToolError, match=f"Failed to create unified exec process: {why}"):
-                    await unified.exec_command(ExecCommand(cmd="echo", shell=shell), "a")
-            assert names(events) == ["Begin", "End"] * 2
-            assert [event.exit_code for event in events if isinstance(event, ExecCommandEnd)] == [-1, -1]
+        async with on(None, prepare=prepare) as (unified, _):
+            for shell in ("/nope/zsh", str(tmp_path / "sh")):
+                call = ExecCommand(cmd="echo hi", shell=shell, login=False)
+                assert (await unified.exec_command(call, "a")).exit_code == 0
 
     asyncio.run(main())
+
+
+def test_a_command_knows_for_whom_it_runs() -> None:
+    thread = "0195d2c8-0000-7000-8000-000000000001"
+    show = ExecCommand(cmd='echo "$CODEX_THREAD_ID $CODEX_TOOL_CALL_ID $CODEX_VERSION"', login=False)
+
+    async def main(thread_id: str) -> str:
+        async with on(None, thread_id=thread_id) as (unified, _):
+            return (await unified.exec_command(show, "call-1")).collected
+
+    assert asyncio.run(main(thread)) == f"{thread} call-1 {__version__}\n"
+    assert asyncio.run(main("t")) == f"t  {__version__}\n", "a thread that has no name for the machine"
 
 
 def test_a_server_that_takes_no_direct_starts(start_server: Callable[..., RunningServer]) -> None:

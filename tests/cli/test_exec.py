@@ -16,7 +16,7 @@ import pytest
 from exec_server.events.check import check
 from exec_server.events.lines import split_lines
 from exec_server.events.reader import parse_line
-from support.model_server import Cut, ModelServer, Say, Status, call, message
+from support.model_server import Cut, ModelServer, Say, Silent, Status, call, message
 from support.server import RunningServer
 from support.wait import eventually
 
@@ -139,7 +139,8 @@ def test_an_output_schema(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "cause"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+    ("number", "cause"),
+    [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated"), (signal.SIGHUP, "hung up")],
 )
 def test_signals(tmp_path: Path, number: signal.Signals, cause: str) -> None:
     sleep = {"cmd": "sleep 0.5; echo $$ > pid; exec sleep 1000", "login": False}
@@ -161,6 +162,51 @@ def test_signals(tmp_path: Path, number: signal.Signals, cause: str) -> None:
         assert events[-1] == {"type": "turn.failed", "error": {"message": cause}}
         assert events[-2]["item"]["exit_code"] == 137
         assert not Path(f"/proc/{pid}/exe").exists(), "nothing outlives its owner"
+
+
+def test_signals_until_it_ends(tmp_path: Path) -> None:
+    """Whoever is impatient gets the same outcome, and no other exit status."""
+    with ModelServer(Silent()) as model:
+        agent = Agent(tmp_path, model)
+        with subprocess.Popen(
+            agent.command("--json", "x"),
+            cwd=agent.work,
+            env=agent.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            eventually(lambda: model.requests, "the question")
+            while process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.001)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            events = [json.loads(line) for line in process.stdout]
+            assert events[-1] == {"type": "turn.failed", "error": {"message": "interrupted"}}
+            assert process.stderr.read() == b""
+        assert process.returncode == 1
+
+
+def test_a_hangup_that_is_to_be_ignored(tmp_path: Path) -> None:
+    """As under nohup."""
+
+    def hang_up(_: ModelServer) -> str:
+        process.send_signal(signal.SIGHUP)
+        return "ok"
+
+    with ModelServer(hang_up) as model:
+        agent = Agent(tmp_path, model)
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", 'trap "" HUP; exec "$@"', "sh", *agent.command("x")],
+            cwd=agent.work,
+            env=agent.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        out, _ = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, b"ok\n")
 
 
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:
@@ -241,6 +287,24 @@ def test_config_toml(tmp_path: Path) -> None:
         )
         assert '"Reconnecting... 1/2 (' in done.stdout
         assert model.requests[0]["model"] == "from-config"
+
+
+def test_what_is_not_unicode(tmp_path: Path) -> None:
+    """A directory that cannot be said is worked in all the same; so is a prompt answered."""
+    with ModelServer(Say([call("exec_command", {"cmd": "echo hi > f", "login": False})]), "done") as model:
+        agent = Agent(tmp_path, model)
+        agent.work = Path(os.fsdecode(os.fsencode(agent.work) + b"/d\xff"))
+        agent.work.mkdir()
+        (agent.work / "AGENTS.md").write_text("Be kind.")
+        (agent.home / "AGENTS.md").write_text("Be polite.")
+        events = agent.events(os.fsdecode(b"go \xff"))
+        assert events[-1]["type"] == "turn.completed"
+        assert (agent.work / "f").read_text() == "hi\n"
+        assert "go \ufffd" in model.said_to(0)
+        assert "/d\ufffd</cwd>" in model.said_to(0)
+        assert model.said_to(0).index("Be polite.") < model.said_to(0).index("Be kind.")
+        agent.events("--last", "again")
+        assert "go \ufffd" in model.said_to(-1)
 
 
 def test_a_required_tool_server_that_is_down(tmp_path: Path) -> None:

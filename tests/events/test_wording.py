@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shlex
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from exec_server.events.model import (
 from exec_server.events.wording import (
     agent_call,
     agent_states,
+    command_script,
     compact,
     content_blocks,
     duration,
@@ -187,3 +189,14 @@ def test_values_on_one_line() -> None:
     assert compact({"a": ["é\n", None]}) == '{"a":["é\\n",null]}'
     assert len(compact("x" * 500)) == 120
     assert compact("x" * 500, 10) == '"xxxxxxxx…'
+
+
+LONG = "cat > f <<'E'\n" + 'it\'s "some" text\n' * 60_000 + "E"
+
+
+def test_the_script_of_a_long_command() -> None:
+    """However long it is, in no time: it is one word, quoted."""
+    for shell in ("/bin/bash -lc", "sh -c"):
+        assert command_script(f"{shell} {shlex.quote(LONG)}").startswith("cat > f <<'E'⏎it's \"some\" text⏎")
+    for odd in (f"/bin/bash -lc {shlex.quote(LONG)} more'", f"python3 -c {shlex.quote(LONG)}"):
+        assert command_script(odd).startswith(odd[:14])

@@ -85,6 +85,8 @@ async def ask_on_terminal(question: Question) -> bool:
     The loop waits for the answer, not a thread: a thread that reads cannot be called back, and whoever
     interrupts the question would have to answer it first.
     """
+    import termios
+
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
@@ -92,11 +94,13 @@ async def ask_on_terminal(question: Question) -> bool:
     try:
         reason = f"\n  {_printable(question.why)}" if question.why else ""
         shown = f"\n{question.text}\n  {_printable(question.what)}{reason}\n[y/N] "
+        # What was typed until now answers something else.
+        termios.tcflush(terminal, termios.TCIFLUSH)
         with open(os.dup(terminal), "wb") as file:
             file.write(shown.encode())
         os.set_blocking(terminal, False)
         return (await _line(terminal)).strip().lower() in (b"y", b"yes")
-    except OSError:
+    except (OSError, termios.error):
         return False  # the terminal went away
     finally:
         os.close(terminal)

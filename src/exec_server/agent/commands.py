@@ -8,7 +8,8 @@ from msgspec.structs import asdict, replace
 
 from ..events.model import CommandExecution
 from .approvals import Approver, Question, forbid
-from .exec import Declined, DirectExec, ExecCommand, ExecRequest, PreparedExec, WriteStdin
+from .confinement import shown
+from .exec import Declined, DirectExec, ExecCommand, ExecRequest, PreparedExec, WriteStdin, without_surrogates
 from .policy import words
 from .unified import UnifiedExec
 from .unified_events import ExecCommandBegin, ExecCommandEnd, ExecCommandOutputDelta, ExecEvent, as_item
@@ -105,7 +106,8 @@ class Commands:
     def _happened(self, event: ExecEvent) -> None:
         if isinstance(event, ExecCommandBegin):
             call = self._calls.get(event.call_id)
-            ext = {"cwd": event.cwd, "environment_id": call.environment_id if call is not None else None}
+            where = without_surrogates(shown(event.cwd))
+            ext = {"cwd": where, "environment_id": call.environment_id if call is not None else None}
             self._items[event.call_id] = self._writer.started(as_item(event), ext=ext)
             self._printed[event.call_id] = bytearray()
         elif isinstance(event, ExecCommandOutputDelta):

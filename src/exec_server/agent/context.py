@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,13 +11,23 @@ from .. import log
 from ..client.errors import ExecServerError
 from ..wire.uri import ForeignPath, native_path, parse
 from .confinement import Mode, shown
+from .exec import without_surrogates
+from .home import NAMES, OwnSkill, fields_of
 
 if TYPE_CHECKING:
     from ..environments.metadata import RootMetadata
     from ..environments.snapshot import Step
     from ..services import Files
 
-__all__ = ["INSTRUCTIONS", "environment_context", "message", "project_instructions", "skills_context"]
+__all__ = [
+    "INSTRUCTIONS",
+    "environment_context",
+    "instructions",
+    "message",
+    "project_instructions",
+    "server_instructions",
+    "skills_context",
+]
 
 INSTRUCTIONS: Final = """\
 You are an agent that works on a machine through tools. Be precise and careful.
@@ -32,9 +41,6 @@ sentences; nobody reads your output before that.
 MAX_PROJECT_BYTES: Final = 32 * 1024
 """Most of a project's instructions that are shown; the reference's bound."""
 
-NAMES: Final = ("AGENTS.override.md", "AGENTS.md")
-"""Of these the first that is there counts, in every directory from the project's root down."""
-
 MAX_SKILLS: Final = 200
 
 
@@ -47,13 +53,18 @@ def message(role: str, text: str, *, kind: str | None = None) -> dict[str, Any]:
     return said
 
 
+def _said(uri: str) -> str:
+    """A path in words. One that is not UTF-8 cannot be said as it is."""
+    return str(without_surrogates(shown(uri)))
+
+
 def environment_context(step: Step, cwds: dict[str, str], mode: Mode, today: date) -> str:
     """Where the model works, in this step."""
     lines = ["<environment_context>"]
     several = len(step.ready) > 1
     for entry in step.ready:
         name = entry.selection.environment_id
-        where = [f"  <cwd>{shown(cwds[name])}</cwd>"] if name in cwds else []
+        where = [f"  <cwd>{_said(cwds[name])}</cwd>"] if name in cwds else []
         where += [f"  <shell>{entry.shell.name}</shell>"] if entry.shell is not None else []
         if several:
             lines += [f'  <environment id="{name}">', *("  " + line for line in where), "  </environment>"]
@@ -61,6 +72,12 @@ def environment_context(step: Step, cwds: dict[str, str], mode: Mode, today: dat
             lines += where
     lines += [f"  <sandbox_mode>{mode}</sandbox_mode>", f"  <current_date>{today.isoformat()}</current_date>"]
     return "\n".join([*lines, "</environment_context>"])
+
+
+def instructions(text: str, place: str | None = None) -> str:
+    """What agents are told in a directory, or everywhere."""
+    where = f" for {place}" if place is not None else ""
+    return f"# AGENTS.md instructions{where}\n\n<INSTRUCTIONS>\n{text}\n</INSTRUCTIONS>"
 
 
 async def project_instructions(files: Files, cwd: str) -> str | None:
@@ -86,9 +103,7 @@ async def project_instructions(files: Files, cwd: str) -> str | None:
             text = data[:room].decode("utf-8", "replace").strip()
             room -= len(data)
             if text:
-                parts.append(
-                    f"# AGENTS.md instructions for {place}\n\n<INSTRUCTIONS>\n{text}\n</INSTRUCTIONS>"
-                )
+                parts.append(instructions(text, without_surrogates(place)))
             break
     return "\n\n".join(parts) or None
 
@@ -106,22 +121,26 @@ async def _down_from_root(files: Files, path: str) -> list[str]:
     return [path]
 
 
-_FIELD: Final = re.compile(r"^(name|description):\s*(.+?)\s*$", re.MULTILINE)
+def server_instructions(said: Mapping[str, str]) -> str | None:
+    """What tool servers say of how to use them, by their names; None if they say nothing."""
+    if not said:
+        return None
+    parts = [f"## Tools mcp__{name}__*\n{text}" for name, text in said.items()]
+    return "\n\n".join(["<mcp_instructions>", *parts, "</mcp_instructions>"])
 
 
-def skills_context(found: Sequence[RootMetadata]) -> str | None:
-    """The skills and plugins of the roots that are ready; None if there are none."""
-    lines: list[str] = []
+def skills_context(found: Sequence[RootMetadata], own: Sequence[OwnSkill] = ()) -> str | None:
+    """The user's own skills, and skills and plugins of the roots that are ready; None if there are none."""
+    lines = [f"- {skill.name}: {skill.description} (file: {without_surrogates(skill.path)})" for skill in own]
     for metadata in found:
         if metadata.found is None:
             continue
         plugin = metadata.found.plugin
         if plugin is not None:
-            lines.append(f"- plugin at {shown(metadata.root.path)} ({metadata.root.environment_id})")
+            lines.append(f"- plugin at {_said(metadata.root.path)} ({metadata.root.environment_id})")
         for skill in metadata.found.skills[:MAX_SKILLS]:
-            head = skill.instructions.contents.partition("---")[2].partition("---")[0]
-            fields = {name: value.strip("\"'") for name, value in _FIELD.findall(head)}
-            path = shown(skill.instructions.path)
+            fields = fields_of(skill.instructions.contents)
+            path = _said(skill.instructions.path)
             name = fields.get("name") or posixpath.basename(posixpath.dirname(path))
             lines.append(
                 f"- {name}: {fields.get('description', '')} (file: {path}, environment:"

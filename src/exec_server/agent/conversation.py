@@ -1,7 +1,8 @@
 """A thread's history as the input of a model, and the tokens it has cost. Pure.
 
 What a provider would refuse is mended: a call that never got its answer gets one, an answer to no call is
-left out. That is how a history looks whose writer was killed, or which somebody else wrote.
+left out, and so is what is no item. That is how a history looks whose writer was killed, or which somebody
+else wrote.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from ..events.model import Usage
 from .history import is_said_by_user
+from .items import understood
 from .record import Record
 
 __all__ = [
@@ -51,16 +53,22 @@ def kept_items(records: Iterable[Record]) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     for record in records:
         if record.type == "response_item":
-            items.append(record.payload)
+            items += _items([record.payload])
         elif record.type == "compacted":
             items = _after_compaction(record.payload, items)
     return items
 
 
+def _items(written: Iterable[Any]) -> list[dict[str, Any]]:
+    """What of it are items. A call without an id could not be answered."""
+    items = [item for item in map(understood, written) if item is not None]
+    return [item for item in items if answer_type(item) is None or isinstance(item.get("call_id"), str)]
+
+
 def _after_compaction(payload: dict[str, Any], before: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     instead = payload.get("replacement_history")
     if isinstance(instead, list):
-        return [item for item in instead if isinstance(item, dict)]
+        return _items(instead)
     # An older one has the summary alone: what the user said stays beside it.
     content = [{"type": "input_text", "text": str(payload.get("message", ""))}]
     about = {"content_item_kinds": [SUMMARY_KIND]}

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from ..events.model import FileChange, FileEdit
 from .approvals import Approver, Question, forbid
 from .confinement import shown
-from .exec import Declined
+from .exec import Declined, ToolError
 from .patch import Change, PatchError, Plan
-from .patching import PatchFailed, TypedPatch, apply, edits, prepare, report
+from .patching import PatchFailed, apply, edits, prepare, read, report
+from .places import DecidedFiles, Editable, real_path
+from .policy import Decision
+from .typed import TypedPatch
 
 if TYPE_CHECKING:
     from ..events.writer import EventWriter
@@ -38,10 +41,19 @@ class Edits:
 
     async def patch(self, patch: TypedPatch, name: str | None = None, workdir: str | None = None) -> str:
         """Apply a patch, on a machine and in a directory of its own perhaps; what the model is told."""
-        name = name or self._machines.primary
+        try:
+            wanted = read(patch.text)
+        except PatchError as error:
+            return str(error)
+        if name and wanted.environment_id not in (None, name):
+            raise ToolError(
+                f"the patch is for environment `{wanted.environment_id}`, and the call for `{name}`"
+            )
+        name = name or wanted.environment_id or self._machines.primary
         machine = self._machines.find(name)
         cwd = self._machines.place(workdir, name)
         confined = self._machines.confinement(name).files(machine)
+        outside = DecidedFiles(machine.files, confined)
         if patch.directory:
             cwd = self._machines.place(patch.directory, name, cwd)
             # A shell would not have come further either.
@@ -49,27 +61,35 @@ class Edits:
                 return f"exec_command failed: cd: {patch.directory}: No such file or directory"
         began = time.monotonic()
         try:
-            plan = await prepare(patch.text, confined, cwd)
+            plan = await prepare(wanted, confined, cwd)
         except PatchError as error:
             return str(error)
         changes = edits(plan)
         item_id = self._writer.started(FileChange(changes=changes, status="in_progress"))
         status = "failed"
         ext: dict[str, Any] | None = None
+        applying = False
         try:
-            outside = await self._may_leave_sandbox(changes, shown(self._machines.cwd(name)))
-            files = machine.files if outside else confined
+            decision = await self._decide(plan, confined, shown(self._machines.cwd(name)))
+            files: dict[Decision | None, Editable] = {
+                "allow": outside,
+                "ask": DecidedFiles(confined, confined),
+                None: confined,
+            }
             try:
-                await apply(plan, files)
+                applying = True
+                await apply(plan, files[decision])
             except PatchFailed as error:
-                if outside or not error.denied or not self._approver.can_ask:
+                applying = False
+                if decision == "allow" or not error.denied or not self._approver.can_ask:
                     raise
                 # Nothing was changed: the sandbox did not let it. Somebody may.
-                what = _summary(changes)
+                why = str(error).partition("\n")[0]
                 await self._approver.approve(
-                    Question(kind="edit", what=what, why=str(error).partition("\n")[0], outside=True)
+                    Question(kind="edit", what=_summary(plan), why=why, outside=True)
                 )
-                await apply(plan, machine.files)
+                applying = True
+                await apply(plan, outside)
             status = "completed"
         except PatchFailed as error:
             return report(time.monotonic() - began, 1, str(error))
@@ -77,19 +97,23 @@ class Edits:
             ext = {"reason": str(refusal)}
             return f"patch rejected: {refusal}"
         except asyncio.CancelledError:
-            status = "completed"  # a patch that is not whole is a PatchFailed, also when it is cancelled
+            # A patch that was begun is whole, or a PatchFailed; a question that nobody answers begins none.
+            status = "completed" if applying else "failed"
             raise
         finally:
             self._tell(item_id, plan, changes, status, ext)
         return report(time.monotonic() - began, 0, plan.summary)
 
-    async def _may_leave_sandbox(self, changes: tuple[FileEdit, ...], cwd: str) -> bool:
-        """What the rules say: Declined, or whether the sandbox is not needed."""
-        decided = self._approver.policy.decide_edit([change.path for change in changes], cwd)
+    async def _decide(self, plan: Plan, files: Editable, cwd: str) -> Decision | None:
+        """What the rules say, and whoever they want to be asked; Declined if it may not be done."""
+        policy = self._approver.policy
+        real = {place: await real_path(files, place) for place in policy.edit_places(cwd)}
+        real |= {change.path: change.target for change in plan.changes}
+        decided = policy.decide_edit([change.path for change in plan.changes], cwd, real)
         forbid(decided)
         if decided is not None and decided[0] == "ask":
-            await self._approver.approve(Question(kind="edit", what=_summary(changes), why=decided[1]))
-        return decided is not None and decided[0] == "allow"
+            await self._approver.approve(Question(kind="edit", what=_summary(plan), why=decided[1]))
+        return None if decided is None else decided[0]
 
     def _tell(
         self,
@@ -104,8 +128,13 @@ class Edits:
         self._writer.completed(FileChange(changes=changes, status=status), item_id, ext=ext)
 
 
-def _summary(changes: tuple[FileEdit, ...]) -> str:
-    return ", ".join(f"{change.kind} {change.path}" for change in changes)
+def _summary(plan: Plan) -> str:
+    """What is asked about: each path, and where it leads if that is somewhere else."""
+    changes = sorted(plan.changes, key=lambda change: change.path)
+    return ", ".join(
+        f"{change.kind} {change.path}{f' (that is {change.target})' if change.target != change.path else ''}"
+        for change in changes
+    )
 
 
 def _told(changes: Sequence[Change]) -> list[dict[str, Any]]:

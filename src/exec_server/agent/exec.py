@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import shutil
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from ..services import Environment, Process
-from ..wire.process import EnvPolicy
+from ..version import __version__
+from ..wire.process import EnvPolicy, Metadata
 from ..wire.sandbox import SandboxContext
 from ..wire.uri import native_path, parse, path_to_uri
 
@@ -29,6 +31,7 @@ __all__ = [
     "PreparedExec",
     "ToolError",
     "WriteStdin",
+    "about",
     "arguments",
     "command_line",
     "request_of",
@@ -80,6 +83,8 @@ class Declined(Exception):
 
 # Arguments ---------------------------------------------------------------------------------------
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
 
 class ExecCommand(Struct, frozen=True, kw_only=True):
     """Arguments of `exec_command`. The last four are for whoever decides whether it may run."""
@@ -87,8 +92,8 @@ class ExecCommand(Struct, frozen=True, kw_only=True):
     cmd: str
     workdir: str | None = None
     tty: bool = False
-    yield_time_ms: int | None = None
-    max_output_tokens: int | None = None
+    yield_time_ms: Count | None = None
+    max_output_tokens: Count | None = None
     shell: str | None = None
     login: bool | None = None
     environment_id: str | None = None
@@ -103,8 +108,8 @@ class WriteStdin(Struct, frozen=True, kw_only=True):
 
     session_id: int
     chars: str = ""
-    yield_time_ms: int | None = None
-    max_output_tokens: int | None = None
+    yield_time_ms: Count | None = None
+    max_output_tokens: Count | None = None
 
 
 def arguments(text: str | bytes, kind: type[A]) -> A:
@@ -145,6 +150,8 @@ def _decoded(text: str | bytes) -> dict[str, Any]:
 def without_surrogates(value: Any) -> Any:
     """The same with U+FFFD for every half of a character, which no UTF-8 can carry."""
     if isinstance(value, str):
+        if value.isascii():
+            return value
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
         return [without_surrogates(one) for one in value]
@@ -169,6 +176,8 @@ class DirectExec(Struct, frozen=True, kw_only=True):
     cols: int | None = None
     env_policy: EnvPolicy | None = msgspec.field(default_factory=lambda: INHERIT)
     """What is inherited from the machine; None for nothing."""
+    metadata: Metadata | None = None
+    """For which thread and which call it is."""
 
     def confined(self, sandbox: SandboxContext) -> PreparedExec:
         """The same command in a sandbox."""
@@ -215,6 +224,7 @@ async def start(environment: Environment, request: ExecRequest, process_id: str)
         process_id=process_id,
         sandbox=request.sandbox if isinstance(request, PreparedExec) else None,
         spawn="prepared" if isinstance(request, PreparedExec) and request.is_final else None,
+        metadata=request.metadata,
     )
 
 
@@ -241,7 +251,10 @@ def command_line(
     if call.shell:
         wanted = shell_name(call.shell)
         if not environment.is_remote:
-            path, name = call.shell, wanted
+            # One that is not installed is replaced by the machine's own, as in the reference: what a model
+            # writes for zsh mostly runs in any shell.
+            if known is None or shutil.which(call.shell) is not None:
+                path, name = call.shell, wanted
         elif wanted != name:
             raise ToolError(f"environment `{environment_id}` only supports `{name}`")
     if name in ("powershell", "pwsh"):
@@ -291,4 +304,16 @@ def variables(
     if session_id is not None:
         env["CODEX_SESSION_ID"] = session_id
     env["CODEX_TOOL_CALL_ID"] = call_id
+    env["CODEX_VERSION"] = __version__
     return env
+
+
+def about(thread_id: str | None, call_id: str) -> Metadata | None:
+    """The same for the machine itself: it takes the id of a call from nowhere else.
+
+    A thread whose id is no UUID cannot be named there; its variable alone says it.
+    """
+    try:
+        return Metadata(thread_id=thread_id, tool_call_id=call_id)
+    except ValueError:
+        return None

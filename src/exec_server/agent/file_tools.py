@@ -11,16 +11,11 @@ from msgspec import Struct
 from ..client.errors import ExecServerError, ServerRejected, Unsupported
 from ..services import Files
 from .exec import ToolError, arguments
+from .file_lines import MAX_READ_BYTES, Lines, cut
 
-__all__ = ["FileTools"]
+__all__ = ["MAX_READ_BYTES", "FileTools"]
 
 DEFAULT_LINES: Final = 2000
-MAX_READ_BYTES: Final = 256 * 1024
-"""Most of a file in one answer: some 64,000 tokens."""
-
-MAX_LINE_CHARACTERS: Final = 2000
-"""Longer lines are cut: minified code, data."""
-
 MAX_ENTRIES: Final = 1000
 DEFAULT_MATCHES: Final = 200
 MAX_MATCHES: Final = 2000
@@ -33,6 +28,7 @@ class ReadFile(Struct, frozen=True, kw_only=True):
     path: str
     line: int = 1
     limit: int = DEFAULT_LINES
+    column: int = 1
 
 
 class WriteFile(Struct, frozen=True, kw_only=True):
@@ -68,6 +64,7 @@ DEFINITIONS: Final[dict[str, tuple[str, dict[str, tuple[str, str]], list[str]]]]
             "path": _PATH,
             "line": ("integer", "First line to read. Default: 1."),
             "limit": ("integer", f"How many lines. Default: {DEFAULT_LINES}."),
+            "column": ("integer", "First character of that line, to go on within a long one. Default: 1."),
         },
         ["path"],
     ),
@@ -155,35 +152,17 @@ class FileTools:
             raise ToolError(f"{name} failed: {getattr(call, 'path', '')}: {said}") from None
 
     async def _read(self, call: ReadFile) -> str:
-        first, limit = max(call.line, 1), max(call.limit, 1)
-        number = 0
-        size = 0
-        shown: list[str] = []
-        rest = ""
+        reader = Lines(max(call.line, 1), max(call.limit, 1), max(call.column, 1))
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        blocks = self._files.stream(call.path)
         looked = False
-        async for block in blocks:
+        async for block in self._files.stream(call.path):
             if not looked and b"\0" in block[:BINARY_LOOK_BYTES]:
                 raise ToolError(f"read_file failed: {call.path}: not a text file")
             looked = True
-            *lines, rest = (rest + decoder.decode(block)).split("\n")
-            rest = rest[: MAX_READ_BYTES * 2]  # one line without an end must not fill the memory
-            for line in lines:
-                number += 1
-                if number >= first:
-                    shown.append(_cut(line.removesuffix("\r")))
-                    size += len(shown[-1].encode()) + 1
-                    if len(shown) >= limit or size >= MAX_READ_BYTES:
-                        return "\n".join(shown) + f"\n[more follows; continue with line {number + 1}]"
-        rest += decoder.decode(b"", final=True)
-        if rest:
-            number += 1
-            if number >= first:
-                shown.append(_cut(rest))
-        if number and number < first:
-            return f"[the file has only {number} lines]"
-        return "\n".join(shown) if shown else "[the file is empty]"
+            if reader.feed(decoder.decode(block)):
+                return reader.text()
+        reader.feed(decoder.decode(b"", final=True))
+        return reader.end()
 
     async def _write(self, call: WriteFile) -> str:
         data = call.content.encode("utf-8", "replace")
@@ -218,7 +197,7 @@ class FileTools:
             globs=[call.glob] if call.glob else [],
             max_results=min(max(call.limit, 1), MAX_MATCHES),
         )
-        lines = [f"{match.path}:{match.line_number}: {_cut(match.line.rstrip())}" for match in found.matches]
+        lines = [f"{match.path}:{match.line_number}: {cut(match.line.rstrip())}" for match in found.matches]
         if found.truncated:
             lines.append("[there are more]")
         return "\n".join(lines) if lines else "[nothing matches]"
@@ -230,9 +209,3 @@ def _unclosed(pattern: str) -> str | None:
         if pattern.rfind(opening) > pattern.rfind(closing):
             return opening
     return None
-
-
-def _cut(line: str) -> str:
-    if len(line) <= MAX_LINE_CHARACTERS:
-        return line
-    return f"{line[:MAX_LINE_CHARACTERS]}… [{len(line) - MAX_LINE_CHARACTERS} more characters]"

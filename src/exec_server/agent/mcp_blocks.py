@@ -1,15 +1,18 @@
 """Blocks of a tool's result that the vendor's client does not know: carried past it as they are.
 
 It refuses a whole result for one block of a kind that is newer than itself. So such a block goes through it
-as a text with the block beside it, and is itself again behind it.
+as a text with the block beside it, and is itself again behind it. A list of tools it refuses for one of them;
+that one does not get to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache
 from typing import Any, Final
+
+from .mcp_listing import usable
 
 __all__ = ["keeping_blocks", "restored"]
 
@@ -18,10 +21,12 @@ ORIGINAL: Final = "exec-server/original"
 
 
 @asynccontextmanager
-async def keeping_blocks(transport: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
-    """The same transport; every block of a result gets through."""
+async def keeping_blocks(
+    transport: AbstractAsyncContextManager[Any], warn: Callable[[str], None]
+) -> AsyncIterator[Any]:
+    """The same transport; every block of a result gets through, and every tool that can be told of."""
     async with transport as streams:
-        yield _Kept(streams[0]), streams[1]
+        yield _Kept(streams[0], warn), streams[1]
 
 
 def restored(block: Any) -> Any:
@@ -33,8 +38,9 @@ def restored(block: Any) -> Any:
 class _Kept:
     """A stream of messages in which every block is one the client knows."""
 
-    def __init__(self, incoming: Any) -> None:
+    def __init__(self, incoming: Any, warn: Callable[[str], None]) -> None:
         self._incoming = incoming
+        self._warn = warn
 
     @property
     def last_context(self) -> Any:
@@ -44,10 +50,10 @@ class _Kept:
         return self
 
     async def __anext__(self) -> Any:
-        return _disguised(await self._incoming.__anext__())
+        return _disguised(await self._incoming.__anext__(), self._warn)
 
     async def receive(self) -> Any:
-        return _disguised(await self._incoming.receive())
+        return _disguised(await self._incoming.receive(), self._warn)
 
     def close(self) -> None:
         self._incoming.close()
@@ -62,11 +68,15 @@ class _Kept:
         await self.aclose()
 
 
-def _disguised(item: Any) -> Any:
+def _disguised(item: Any, warn: Callable[[str], None]) -> Any:
     result = getattr(getattr(item, "message", None), "result", None)
-    content = result.get("content") if isinstance(result, dict) else None
-    if isinstance(result, dict) and isinstance(content, list):
+    if not isinstance(result, dict):
+        return item
+    content, tools = result.get("content"), result.get("tools")
+    if isinstance(content, list):
         result["content"] = [block if _is_known(block) else _disguise(block) for block in content]
+    elif isinstance(tools, list):
+        result["tools"] = usable(tools, warn)
     return item
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from ..events.model import Failure, McpToolCall
+from ..events.model import McpToolCall
 from .approvals import Approver, Question, forbid
 from .exec import Declined, ToolError
-from .mcp_client import McpOutcome, McpServers
+from .mcp_client import McpServers
+from .mcp_outcome import lost
 from .unified_text import DEFAULT_MODEL_POLICY, truncate
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class McpCalls:
                 await self._decide(tool.server, tool.name, given, needs_approval=tool.needs_approval)
                 outcome = await self._servers.call(tool.server, tool.name, given)
             except Declined as refusal:
-                outcome = McpOutcome(None, Failure(message=str(refusal)), True)
+                outcome = lost(str(refusal))
         except BaseException:
             self._writer.completed(replace(begun, status="failed"), item_id)
             raise

@@ -24,6 +24,7 @@ from ..version import __version__
 from .confinement import Confinement, Mode
 from .exec import ExecCommand, ToolError, WriteStdin, arguments
 from .file_tools import FileTools
+from .mcp_hints import tool_of
 from .mcp_stdio import serve_streams
 from .patch import PatchError
 from .patching import APPLY_PATCH, PatchFailed, apply, prepare, report
@@ -261,10 +262,7 @@ def mcp_server(tools: McpTools, name: str) -> Server[Any]:
     from mcp import MCPError
     from mcp.server.lowlevel import Server
 
-    offered = [
-        types.Tool(name=tool["name"], description=tool["description"], input_schema=tool["parameters"])
-        for tool in tools.definitions()
-    ]
+    offered = [tool_of(definition) for definition in tools.definitions()]
     names = {tool.name for tool in offered}
 
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:

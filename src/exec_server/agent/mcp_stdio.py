@@ -7,7 +7,7 @@ JSON is answered as JSON-RPC asks for, and one that only has half a character in
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .exec import without_surrogates
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
 __all__ = ["serve_streams"]
+
+INVALID_REQUEST: Final = -32600
 
 
 async def serve_streams(server: Server[Any]) -> None:
@@ -24,6 +26,17 @@ async def serve_streams(server: Server[Any]) -> None:
     async with stdio_server() as (incoming, outgoing):
         heard: Any = _Heard(incoming, outgoing)
         await server.run(heard, outgoing, server.create_initialization_options())
+
+
+def _is_nameless(item: Any) -> bool:
+    """Whether a request was taken for a notification, because its id is none (null, 1.5, true).
+
+    Whoever sent it waits for an answer. Every notification of the protocol says so in its name.
+    """
+    method = getattr(item.message, "method", None)
+    if not isinstance(method, str) or getattr(item.message, "id", None) is not None:
+        return False
+    return not method.startswith("notifications/")
 
 
 class _Heard:
@@ -44,7 +57,10 @@ class _Heard:
         while True:
             item = await self._incoming.__anext__()
             if not isinstance(item, Exception):
-                return item
+                if not _is_nameless(item):
+                    return item
+                await self._refuse(None, INVALID_REQUEST, "Invalid request: an id is a string or an integer")
+                continue
             message = await self._understand(item)
             if message is not None:
                 return message
@@ -88,7 +104,7 @@ class _Heard:
                 return None
         number = value.get("id") if isinstance(value, dict) else None
         known = number if isinstance(number, str | int) and not isinstance(number, bool) else None
-        await self._refuse(known, types.INVALID_REQUEST, "Invalid request: not a JSON-RPC message")
+        await self._refuse(known, INVALID_REQUEST, "Invalid request: not a JSON-RPC message")
         return None
 
     async def _refuse(self, number: str | int | None, code: int, text: str) -> None:

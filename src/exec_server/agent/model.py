@@ -7,19 +7,24 @@ in the reference's words, and bounds for an endpoint that talks without end or n
 from __future__ import annotations
 
 import asyncio
-import http
 import json
 import os
-import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
+from .. import log
 from ..events.model import Usage
+from .exec import without_surrogates
+from .items import understood
+from .model_failure import CUT_OFF, ModelFailed, failed, refused
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, AsyncStream
+    from openai._streaming import ServerSentEvent
 
 __all__ = ["Completed", "ItemAdded", "ItemDone", "ModelClient", "ModelFailed", "ModelSettings"]
 
@@ -41,29 +46,11 @@ before anybody sees it, however long it gets, and ever more slowly."""
 MAX_ERROR_BYTES: Final = 64 * 1024
 """Most that is read of an answer that is none but a status. What it has to say is in the first lines."""
 
-MAX_RETRY_AFTER_SECONDS: Final = 300.0
-"""Longest that an endpoint is waited for because it says so; who has to wait longer wants to know of it."""
+MAX_TOKENS: Final = 2**40
+"""Most tokens of one answer that are believed: what an endpoint counts is added up, and written as JSON."""
 
 STREAM_RETRIES: Final = 5
 """The reference's default."""
-
-CUT_OFF: Final = "stream disconnected before completion: "
-
-CONTEXT_FULL: Final = (
-    "The conversation no longer fits into the model's context window."
-    " Start a new thread or clear earlier history before retrying."
-)
-
-_FATAL_CODES: Final = frozenset(
-    {
-        "insufficient_quota",
-        "usage_limit_reached",
-        "usage_not_included",
-        "invalid_prompt",
-        "server_is_overloaded",
-    }
-)
-"""What another try does not make better, whatever status it comes with."""
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True):
@@ -83,23 +70,6 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
     """When to stop waiting for the network; None never does, like the reference."""
     retry_seconds: float = 0.2
     """First pause before another try; doubled each time."""
-
-
-class ModelFailed(Exception):
-    """A request that was not answered to its end. The text is for the event stream."""
-
-    def __init__(
-        self, message: str, *, fatal: bool = False, network: bool = False, context_full: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.context_full = context_full
-        """There was no room for the request; a shorter one may have."""
-        self.fatal = fatal
-        """Another try would end the same way."""
-        self.network = network
-        """Nobody was reached at all."""
-        self.retry_after: float | None = None
-        """How many seconds to wait before another try, if the endpoint said so."""
 
 
 class _TooLong(Exception):
@@ -140,31 +110,38 @@ class ModelClient:
         """One request. Ends after Completed; anything else is a ModelFailed."""
         import openai
 
+        options: openai.RequestOptions = {"security": {"bearer_auth": True}}
         if not self._has_key:
             # That there is none has to be said with every request, or the package refuses to make it.
-            request = {**request, "extra_headers": {"Authorization": openai.Omit()}}
+            options["headers"] = {"Authorization": openai.Omit()}
         try:
-            stream = await self._client.responses.create(model=self.settings.model, stream=True, **request)
+            # Events are taken as the JSON they are. `responses.create` would make objects of them, and the
+            # classes for that take a second of processor time to build, before the first word is heard.
+            stream = await self._client.post(
+                "/responses",
+                body={"model": self.settings.model, "stream": True, **request},
+                options=options,
+                cast_to=object,
+                stream=True,
+                stream_cls=_readable(openai.AsyncStream[object]),
+            )
         except openai.APIStatusError as error:
-            refused = _refused(error)
-            refused.retry_after = _retry_after(error.response.headers)
-            raise refused from None
+            raise refused(error) from None
         except openai.APIConnectionError as error:
             raise ModelFailed(f"Connection failed: {_cause(error)}", network=True) from None
         except (openai.OpenAIError, ValueError, TypeError) as error:
             raise ModelFailed(f"the request could not be made: {error}", fatal=True) from None
         said = 0
         try:
-            events = aiter(stream)
             while True:
                 try:
                     async with asyncio.timeout(self.settings.idle_seconds):
-                        event = await anext(events)
+                        event = await anext(stream)
                 except StopAsyncIteration:
                     break
                 except TimeoutError:
                     raise ModelFailed(f"{CUT_OFF}idle timeout waiting for SSE") from None
-                value = _plain(event)
+                value = event if isinstance(event, dict) else {}
                 said += _size(value)
                 if said > MAX_RESPONSE_BYTES:
                     raise ModelFailed(f"{CUT_OFF}the answer is longer than {MAX_RESPONSE_BYTES} bytes")
@@ -178,9 +155,7 @@ class ModelClient:
         except openai.APIConnectionError as error:
             raise ModelFailed(f"{CUT_OFF}{_cause(error)}") from None
         except openai.APIError as error:
-            raise _failed(
-                error.body if isinstance(error.body, dict) else {"message": error.message}
-            ) from None
+            raise failed(error.body if isinstance(error.body, dict) else {"message": error.message}) from None
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ModelFailed(f"{CUT_OFF}the endpoint sent what is no event: {error}") from None
         except Exception as error:
@@ -188,8 +163,49 @@ class ModelClient:
                 raise
             raise ModelFailed(f"{CUT_OFF}{error or type(error).__name__}") from None
         finally:
-            await stream.close()
+            await _leave(stream)
         raise ModelFailed(f"{CUT_OFF}stream closed before response.completed")
+
+
+async def _leave(stream: AsyncStream[object]) -> None:
+    """Nobody wants the rest of an answer. Take what has come of it, and stop waiting for more.
+
+    Closing the answer alone would leave the package's generators, a dozen of them in a circle, where they
+    are: for the garbage collector, at whatever time and in whatever thread it comes. There they are closed
+    while the loop closes them, too, and Python complains of an exception that nobody can catch.
+    """
+    task = asyncio.current_task()
+    interrupted = task is not None and task.cancelling() > 0
+    with suppress(Exception):  # whatever it would have been, the answer is over
+        async with asyncio.timeout(0):
+            while True:
+                await anext(stream)
+    await stream.close()
+    if interrupted:  # the timeout takes a cancellation for its own that was asked for before it began
+        raise asyncio.CancelledError
+
+
+@cache
+def _readable(kind: type[AsyncStream[object]]) -> type[AsyncStream[object]]:
+    """The package's stream without the events that are no JSON: it ends at the first of them."""
+
+    class Readable(kind):  # type: ignore[valid-type,misc]  # the package is imported late
+        async def _iter_events(self) -> AsyncIterator[ServerSentEvent]:
+            async for event in super()._iter_events():
+                if event.data.startswith("[DONE]") or _is_json(event.data):
+                    yield event
+                else:
+                    log.warning("the endpoint sent what is no event", data=event.data[:200])
+
+    return Readable
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _key(settings: ModelSettings) -> str:
@@ -243,14 +259,6 @@ def _connected(settings: ModelSettings) -> AsyncOpenAI:
     )
 
 
-def _plain(event: Any) -> dict[str, Any]:
-    """An event as the JSON it was, whatever the package made of it."""
-    if not hasattr(event, "model_dump"):
-        return event if isinstance(event, dict) else {}
-    value = event.model_dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
-    return value if isinstance(value, dict) else {}
-
-
 def _size(value: Mapping[str, Any]) -> int:
     """About how much an event carries: what repeats nothing that was counted before."""
     delta = value.get("delta")
@@ -262,22 +270,25 @@ def _understood(value: dict[str, Any]) -> ItemAdded | ItemDone | Completed | Non
     kind = value.get("type")
     item = value.get("item")
     response = value.get("response")
-    if kind == "response.output_item.done" and isinstance(item, dict):
-        return ItemDone(item)
+    if kind == "response.output_item.done":
+        whole = understood(without_surrogates(item))
+        if whole is None:
+            log.debug("the model said what is no item", item=str(item)[:200])
+        return None if whole is None else ItemDone(whole)
     if kind == "response.output_item.added" and isinstance(item, dict):
         return ItemAdded(item)
     if kind == "response.completed":
         return _completed(response if isinstance(response, dict) else {})
     if kind == "response.failed":
         error = response.get("error") if isinstance(response, dict) else None
-        raise _failed(error if isinstance(error, dict) else {})
+        raise failed(error if isinstance(error, dict) else {})
     if kind == "response.incomplete":
         details = response.get("incomplete_details") if isinstance(response, dict) else None
         reason = details.get("reason") if isinstance(details, dict) else None
         raise ModelFailed(f"{CUT_OFF}Incomplete response returned, reason: {reason or 'unknown'}")
     if kind == "error":
         nested = value.get("error")
-        raise _failed(nested if isinstance(nested, dict) else value)
+        raise failed(nested if isinstance(nested, dict) else value)
     return None
 
 
@@ -300,63 +311,7 @@ def _completed(response: Mapping[str, Any]) -> Completed:
 
 def _count(table: Any, name: str) -> int:
     value = table.get(name) if isinstance(table, dict) else None
-    return value if type(value) is int and value > 0 else 0
-
-
-def _failed(error: Mapping[str, Any]) -> ModelFailed:
-    """What an endpoint says of itself, in the middle of an answer."""
-    code = error.get("code") or error.get("type")
-    message = error.get("message")
-    text = message if isinstance(message, str) and message else "the endpoint reported a failure"
-    if code == "context_length_exceeded":
-        return ModelFailed(CONTEXT_FULL, fatal=True, context_full=True)
-    if code in _FATAL_CODES:
-        return ModelFailed(text, fatal=True)
-    return ModelFailed(f"{CUT_OFF}{text}")
-
-
-def _refused(error: Any) -> ModelFailed:
-    """An answer with a status that is none: what to say of it, and whether to ask again."""
-    status = int(error.status_code)
-    body = error.body if isinstance(error.body, dict) else {}
-    inner = body.get("error") if isinstance(body.get("error"), dict) else body
-    code = inner.get("code") or inner.get("type") if isinstance(inner, dict) else None
-    message = inner.get("message") if isinstance(inner, dict) else None
-    if code == "context_length_exceeded":
-        return ModelFailed(CONTEXT_FULL, fatal=True, context_full=True)
-    if code in _FATAL_CODES:
-        return ModelFailed(message if isinstance(message, str) and message else str(code), fatal=True)
-    if status in (400, 413, 422):
-        return ModelFailed(error.response.text or f"unexpected status {status}", fatal=True)
-    try:
-        phrase = http.HTTPStatus(status).phrase
-    except ValueError:
-        phrase = ""
-    if status == http.HTTPStatus.TOO_MANY_REQUESTS:
-        return ModelFailed(f"exceeded retry limit, last status: {status} {phrase}")
-    said = message if isinstance(message, str) and message else "Unknown error"
-    url = error.request.url
-    return ModelFailed(f"unexpected status {f'{status} {phrase}'.strip()}: {said}, url: {url}")
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """What the endpoint asks for, in seconds: a number of them, or a date."""
-    from email.utils import parsedate_to_datetime
-
-    for name, unit in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
-        value = headers.get(name, "").strip()
-        if not value:
-            continue
-        try:
-            seconds = float(value) / unit
-        except ValueError:
-            try:
-                seconds = parsedate_to_datetime(value).timestamp() - time.time()
-            except (ValueError, OverflowError):
-                continue
-        if seconds == seconds:  # not NaN
-            return min(max(seconds, 0.0), MAX_RETRY_AFTER_SECONDS)
-    return None
+    return min(value, MAX_TOKENS) if type(value) is int and value > 0 else 0
 
 
 def _cause(error: BaseException) -> str:

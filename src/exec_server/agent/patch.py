@@ -64,7 +64,8 @@ class Chunk(Struct, frozen=True):
     context: str | None
     """A line after which to look, as it stands in the file."""
     old: tuple[str, ...]
-    new: tuple[str, ...]
+    new: tuple[str | int, ...]
+    """A text, or the place in `old` of a line that stays: as it is in the file, not as it is written here."""
     at_end: bool
     """The old lines are the last of the file."""
 
@@ -197,7 +198,7 @@ class _Parser:
         elif not first:
             raise self._wrong(f"Expected update hunk to start with a @@ context marker, got: '{self._line}'")
         old: list[str] = []
-        new: list[str] = []
+        new: list[str | int] = []
         start = self._at
         while not self.done:
             line = self._line
@@ -213,10 +214,12 @@ class _Parser:
                         " (context line), '+' (added line), or '-' (removed line)"
                     )
                 break
-            if line[:1] != "+":
-                old.append(line[1:])
-            if line[:1] != "-":
+            if line[:1] == "+":
                 new.append(line[1:])
+            else:
+                if line[:1] != "-":
+                    new.append(len(old))
+                old.append(line[1:])
             self._at += 1
         if self._at == start:
             raise self._wrong("Update hunk does not contain any lines")
@@ -241,6 +244,13 @@ class Change(Struct, frozen=True):
     after: bytes | None
     moved_from: str | None = None
     """Of an `add`: the absolute path of the file that gets this name."""
+    place: str | None = None
+    """Where `path` leads, once somebody has looked: what is written or removed in the end."""
+
+    @property
+    def target(self) -> str:
+        """What to write or remove."""
+        return self.path if self.place is None else self.place
 
 
 class Plan(Struct, frozen=True):
@@ -318,16 +328,17 @@ def _summary(patch: Patch, modified: Sequence[str]) -> str:
 def patched(text: str, chunks: Sequence[Chunk], path: str) -> str:
     """The text with the chunks applied in their order. `path` is for messages.
 
-    Lines that no chunk touches keep their own ends; new ones get that of the first line. The last line
-    always has one.
+    Lines that are not replaced stay as they are, with their own ends; new ones get that of the first line.
+    The last line always has one.
     """
     lines = _lines(text)
     ending = lines[0][1] if lines and lines[0][1] else "\n"
     for start, count, new in reversed(_replacements([line for line, _ in lines], chunks, path)):
-        lines[start : start + count] = [(line, ending) for line in new]
-    if lines and not lines[-1][1]:
-        lines[-1] = (lines[-1][0], ending)
-    return "".join(line + end for line, end in lines)
+        there = lines[start : start + count]
+        lines[start : start + count] = [
+            there[line] if isinstance(line, int) else (line, ending) for line in new
+        ]
+    return "".join(line + (end or ending) for line, end in lines)
 
 
 def _lines(text: str) -> list[tuple[str, str]]:
@@ -344,9 +355,9 @@ def _lines(text: str) -> list[tuple[str, str]]:
 
 def _replacements(
     lines: list[str], chunks: Sequence[Chunk], path: str
-) -> list[tuple[int, int, tuple[str, ...]]]:
+) -> list[tuple[int, int, tuple[str | int, ...]]]:
     """Where each chunk goes: a first line, how many lines it replaces, and by which. In order of place."""
-    found: list[tuple[int, int, tuple[str, ...]]] = []
+    found: list[tuple[int, int, tuple[str | int, ...]]] = []
     at = 0
     for chunk in chunks:
         if chunk.context is not None:
@@ -363,6 +374,7 @@ def _replacements(
         if place is None and old[-1] == "":
             # A blank line at the end of a chunk is more often one of the patch than one of the file.
             old = old[:-1]
+            new = tuple("" if line == len(old) else line for line in new)
             new = new[:-1] if new and new[-1] == "" else new
             place = _find(lines, old, at, chunk.at_end)
         if place is None:
@@ -383,7 +395,9 @@ _TOLERANT: Final[tuple[Callable[[str], str], ...]] = (
 
 def _find(lines: Sequence[str], wanted: Sequence[str], start: int, at_end: bool) -> int | None:
     """The first place at or after `start` where the wanted lines are, by the strictest comparison that
-    finds one."""
+    finds one. No lines at all are right there."""
+    if not wanted:
+        return start
     last = len(lines) - len(wanted)
     first = max(start, last) if at_end else start
     for plain in _TOLERANT:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import posixpath
-import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from .. import log
 from ..client.errors import ExecServerError, ServerRejected
@@ -27,9 +26,31 @@ from ..services import Files
 from ..wire.errors import RpcError
 from ..wire.uri import ForeignPath, native_path
 from ..wire.uri import parse as parse_uri
-from .patch import AddFile, Change, PatchError, Plan, UpdateFile, check_targets, parse, plan
+from .patch import (
+    ENVIRONMENT,
+    AddFile,
+    Change,
+    Patch,
+    PatchError,
+    Plan,
+    UpdateFile,
+    check_targets,
+    parse,
+    plan,
+)
+from .places import Editable, parent_of, real_entry, real_path
 
-__all__ = ["APPLY_PATCH", "PatchFailed", "TypedPatch", "apply", "edits", "prepare", "report", "typed_patch"]
+__all__ = [
+    "APPLY_PATCH",
+    "VERIFICATION",
+    "PatchFailed",
+    "apply",
+    "apply_patch_tool",
+    "edits",
+    "prepare",
+    "read",
+    "report",
+]
 
 MAX_PATCH_BYTES: Final = 16 * 1024 * 1024
 """Longest patch that is read at all. Whatever a model means by a longer one, it is not an edit."""
@@ -52,15 +73,26 @@ APPLY_PATCH: Final[dict[str, Any]] = {
 }
 """The tool as a model is told of it."""
 
+
+def apply_patch_tool(environments: Sequence[str]) -> dict[str, Any]:
+    """The same; machines are offered if there is a choice."""
+    if len(environments) < 2:
+        return APPLY_PATCH
+    machine = {
+        "type": "string",
+        "description": (
+            f"Machine whose files are edited. Default: {environments[0]}."
+            f" The patch can say so itself, in its second line: `{ENVIRONMENT} ID`."
+        ),
+        "enum": list(environments),
+    }
+    parameters = APPLY_PATCH["parameters"]
+    properties = {**parameters["properties"], "environment_id": machine}
+    return {**APPLY_PATCH, "parameters": {**parameters, "properties": properties}}
+
+
 VERIFICATION: Final = "apply_patch verification failed: "
-
-_TYPED: Final = re.compile(
-    r"""\s*(?:cd\s+(?P<quote>['"]?)(?P<directory>[^\s'"&;|<>$`]+)(?P=quote)\s*&&\s*)?
-        (?:apply_patch|applypatch)\s*<<\s*(?P<mark>['"]?)(?P<word>\w+)(?P=mark)[ \t]*\n
-        (?P<body>.*?)\n(?P=word)\s*""",
-    re.DOTALL | re.VERBOSE,
-)
-
+"""How the model is told that a patch cannot be applied, before why."""
 
 DENIED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 """What a machine answers for what may not be written."""
@@ -75,38 +107,29 @@ class PatchFailed(Exception):
         """Whether it was not allowed, as opposed to not possible; and nothing of it is left."""
 
 
-class TypedPatch(Struct, frozen=True):
-    """A patch that was written as a command line."""
-
-    text: str
-    directory: str | None
-    """Where its paths are relative to, as typed, if it changes directory first."""
-
-
-def typed_patch(cmd: str) -> TypedPatch | None:
-    """The patch in a command that does nothing but apply one; models write that whatever they are told."""
-    if cmd.lstrip().startswith("*** Begin Patch"):
-        raise PatchError(
-            f"{VERIFICATION}patch detected without explicit call to apply_patch."
-            ' Rerun as ["apply_patch", "<patch>"]'
-        )
-    found = _TYPED.fullmatch(cmd)
-    if found is None or f"\n{found['word']}\n" in f"\n{found['body']}\n":
-        return None
-    return TypedPatch(found["body"], found["directory"])
-
-
 # Deciding ----------------------------------------------------------------------------------------
 
 
-async def prepare(text: str, files: Files, cwd: str) -> Plan:
-    """What a patch does to the files below `cwd`, a `file:` URI. PatchError, if it cannot be done at all."""
+def read(text: str) -> Patch:
+    """The patch in a text. PatchError, if it is none."""
     if len(text) > MAX_PATCH_BYTES:
         raise PatchError(f"patch rejected: longer than {MAX_PATCH_BYTES} characters")
     try:
         patch = parse(text)
-        if not patch.hunks:
-            raise PatchError("patch rejected: empty patch")
+    except PatchError as error:
+        raise PatchError(f"{VERIFICATION}{error}") from None
+    if not patch.hunks:
+        raise PatchError("patch rejected: empty patch")
+    return patch
+
+
+async def prepare(text: str | Patch, files: Files, cwd: str) -> Plan:
+    """What a patch does to the files below `cwd`, a `file:` URI, and where that is, whatever links there are.
+
+    PatchError, if it cannot be done at all.
+    """
+    patch = read(text) if isinstance(text, str) else text
+    try:
         resolve = partial(_resolve, cwd)
         check_targets(patch, resolve)
         contents = {}
@@ -114,11 +137,15 @@ async def prepare(text: str, files: Files, cwd: str) -> Plan:
             if not isinstance(hunk, AddFile):
                 what = "file to update " if isinstance(hunk, UpdateFile) else ""
                 contents[resolve(hunk.path)] = await _read(files, resolve(hunk.path), what)
-        return plan(patch, resolve, contents)
+        decided = plan(patch, resolve, contents)
     except PatchError as error:
-        if str(error).startswith("patch rejected"):
-            raise
         raise PatchError(f"{VERIFICATION}{error}") from None
+    changes = []
+    for change in decided.changes:
+        # What is removed is a link itself, what is written is what it leads to.
+        look_up = real_entry if change.kind == "delete" else real_path
+        changes.append(replace(change, place=await look_up(files, change.path)))
+    return replace(decided, changes=tuple(changes))
 
 
 async def _read(files: Files, path: str, what: str) -> bytes:
@@ -157,7 +184,7 @@ def edits(plan: Plan) -> tuple[FileEdit, ...]:
 # Doing -------------------------------------------------------------------------------------------
 
 
-async def apply(plan: Plan, files: Files) -> None:
+async def apply(plan: Plan, files: Editable) -> None:
     """Do all of it. PatchFailed if that is not possible; then the files are as they were before.
 
     Also when it is cancelled: the cancellation is passed on when all of it is done.
@@ -178,7 +205,7 @@ def report(seconds: float, exit_code: int, text: str) -> str:
 class _Application:
     """One patch being applied, and how to take back what was done of it."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Editable) -> None:
         self._files = files
         self._undo: list[tuple[str, Callable[[], Awaitable[None]]]] = []
         self._aside: list[str] = []
@@ -214,33 +241,17 @@ class _Application:
         """Links give one file several names. A patch that goes by two of them would trip over itself."""
         seen: dict[str, str] = {}
         for change in changes if len(changes) > 1 else ():
-            parent, _, name = change.path.rpartition("/")
-            places = {await self._real(change.path)}
-            if change.kind == "delete":
-                places.add(f"{await self._real(parent or '/')}/{name}")  # of a link itself, not of its file
-            for place in places:
+            # Of a link that is deleted both: itself, and its file.
+            for place in {change.target, await real_path(self._files, change.path)}:
                 other = seen.setdefault(place, change.path)
                 if other != change.path:
                     raise PatchFailed(
                         f"{other} and {change.path} are the same file; a patch can have it only once"
                     )
 
-    async def _real(self, path: str) -> str:
-        """Where a path leads, as far as there is something already."""
-        missing = ""
-        while True:
-            try:
-                return (await self._files.canonicalize(path)).rstrip("/") + missing
-            except (ExecServerError, OSError):
-                parent = _parent(path)
-                if parent is None:
-                    return path + missing
-                missing = path[len(parent) :] + missing
-                path = parent
-
     async def _check_not_dangling(self, path: str, place: str) -> None:
         """Writing through a link that leads nowhere would make a file that nobody named."""
-        real = await self._real(place)
+        real = await real_path(self._files, place)
         try:
             await self._files.metadata(real, follow_symlinks=False)
         except FileNotFoundError:
@@ -253,47 +264,47 @@ class _Application:
 
     async def _check_unchanged(self, change: Change) -> None:
         try:
-            now = await self._files.read(change.path)
+            now = await self._files.read(change.target)
         except (ExecServerError, OSError) as error:
             raise PatchFailed(f"Failed to read {change.path}: {_said(error)}", error) from None
         if now != change.before:
             raise PatchFailed(f"Failed to write file {change.path}: it has changed meanwhile; read it again")
 
     async def _add(self, change: Change) -> None:
-        before = await self._content(change.path)
+        before = await self._content(change)
         if before is None:
-            await self._make_parents(change.path)
-            await self._check_not_dangling(change.path, change.path)
+            await self._make_parents(change)
+            await self._check_not_dangling(change.path, change.target)
             if change.moved_from is not None:
                 # So that it keeps its permissions; the content comes right after. The file, not a link to it:
                 # that would be written through.
-                source = await self._real(change.moved_from)
-                self._undo.append((change.path, lambda: self._files.remove(change.path, force=True)))
+                source = await real_path(self._files, change.moved_from)
+                self._undo.append((change.path, lambda: self._files.remove(change.target, force=True)))
                 with suppress(ExecServerError, OSError):
-                    await self._files.copy(source, change.path)
+                    await self._files.copy(source, change.target)
         await self._write(change, before)
 
-    async def _content(self, path: str) -> bytes | None:
+    async def _content(self, change: Change) -> bytes | None:
         try:
-            return await self._files.read(path)
+            return await self._files.read(change.target)
         except FileNotFoundError:
             return None
         except (ExecServerError, OSError) as error:
-            raise PatchFailed(f"Failed to write file {path}: {_said(error)}", error) from None
+            raise PatchFailed(f"Failed to write file {change.path}: {_said(error)}", error) from None
 
-    async def _make_parents(self, path: str) -> None:
+    async def _make_parents(self, change: Change) -> None:
         missing: list[str] = []
-        parent = _parent(path)
+        parent = parent_of(change.target)
         while parent is not None and not await self._files.exists(parent):
             missing.append(parent)
-            parent = _parent(parent)
+            parent = parent_of(parent)
         for directory in reversed(missing):
-            await self._check_not_dangling(path, directory)
+            await self._check_not_dangling(change.path, directory)
             self._undo.append((directory, partial(self._forget_directory, directory)))
             try:
                 await self._files.make_directory(directory)
             except (ExecServerError, OSError) as error:
-                raise PatchFailed(f"Failed to write file {path}: {_said(error)}", error) from None
+                raise PatchFailed(f"Failed to write file {change.path}: {_said(error)}", error) from None
 
     async def _forget_directory(self, directory: str) -> None:
         # Somebody may have put something there since; that is not ours to take away.
@@ -303,20 +314,27 @@ class _Application:
     async def _write(self, change: Change, before: bytes | None) -> None:
         # First the way back: of a write that failed nobody knows how far it came.
         if before is None:
-            self._undo.append((change.path, lambda: self._files.remove(change.path, force=True)))
+            self._undo.append((change.path, lambda: self._files.remove(change.target, force=True)))
         else:
-            self._undo.append((change.path, lambda: self._files.write(change.path, before)))
+            self._undo.append((change.path, partial(self._restore, change.target, before)))
         try:
-            await self._files.write(change.path, change.after or b"")
+            await self._files.write(change.target, change.after or b"")
         except (ExecServerError, OSError) as error:
             raise PatchFailed(f"Failed to write file {change.path}: {_said(error)}", error) from None
 
+    async def _restore(self, path: str, before: bytes) -> None:
+        # What was refused has changed nothing, and putting it back would be refused as well.
+        with suppress(ExecServerError, OSError):
+            if await self._files.read(path) == before:
+                return
+        await self._files.write(path, before)
+
     async def _remove(self, change: Change) -> None:
         await self._check_unchanged(change)
-        if not await self._put_aside(change.path):
-            self._undo.append((change.path, lambda: self._files.write(change.path, change.before or b"")))
+        if not await self._put_aside(change.target):
+            self._undo.append((change.path, partial(self._restore, change.target, change.before or b"")))
         try:
-            await self._files.remove(change.path)
+            await self._files.remove(change.target)
         except (ExecServerError, OSError) as error:
             raise PatchFailed(f"Failed to delete file {change.path}: {_said(error)}", error) from None
 
@@ -335,6 +353,9 @@ class _Application:
         return True
 
     async def _put_back(self, aside: str, path: str) -> None:
+        with suppress(ExecServerError, OSError):
+            if (await self._files.metadata(path)).is_symlink:
+                return
         await self._files.remove(path, force=True)
         await self._files.copy(aside, path)
 
@@ -351,10 +372,3 @@ class _Application:
         log.error("a patch could not be taken back", left=left)
         listed = "".join(f"{one}\n" for one in left)
         return PatchFailed(f"{error}\nThese could not be put back as they were:\n{listed}")
-
-
-def _parent(path: str) -> str | None:
-    parent = path.rpartition("/")[0]
-    if not parent or parent == "file://":
-        return None
-    return parent

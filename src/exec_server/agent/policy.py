@@ -9,13 +9,14 @@ from __future__ import annotations
 import posixpath
 import shlex
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 from msgspec import Struct
 
 from ..client.errors import ExecServerError
-from .script import UNKNOWN, forms, read_script
+from .script import UNKNOWN, Command, read_script
+from .wrappers import Form, forms
 
 __all__ = ["BadPolicy", "Decided", "Decision", "EditRule", "Policy", "Rule", "ToolRule", "words"]
 
@@ -23,6 +24,9 @@ Decision = Literal["allow", "ask", "forbid"]
 
 Decided = tuple[Decision, str]
 """What a rule says, and why."""
+
+_LOOKED_AT: Final = 100
+"""Words of a command that are looked at: options may stand before those that a rule speaks of."""
 
 _STRICTNESS: Final[tuple[Decision, ...]] = get_args(Decision)
 
@@ -47,10 +51,23 @@ class EditRule(Struct, frozen=True):
     decision: Decision
     reason: str = ""
 
-    def fits(self, path: str, cwd: str) -> bool:
-        """Whether it speaks about a path, which is absolute."""
-        place = posixpath.normpath(posixpath.join(cwd, self.path))
-        return path == place or path.startswith(place.rstrip("/") + "/")
+    def place(self, cwd: str) -> str:
+        """What it speaks about, by name."""
+        return posixpath.normpath(posixpath.join(cwd, self.path))
+
+    def fits(self, path: str, cwd: str, real: Mapping[str, str]) -> bool:
+        """Whether it speaks about a path, which is absolute; `real` says where paths lead.
+
+        What allows something does so only in its own place: a model may have put a link there. What does not
+        is about everything that has its name, or that its name leads to.
+        """
+        place = self.place(cwd)
+        if self.decision == "allow":
+            if _below(place, cwd):
+                place = real.get(cwd, cwd).rstrip("/") + place[len(cwd.rstrip("/")) :]
+            return _below(real.get(path, path), place)
+        places = {place, real.get(place, place)}
+        return any(_below(name, place) for name in {path, real.get(path, path)} for place in places)
 
 
 class ToolRule(Struct, frozen=True):
@@ -100,17 +117,32 @@ class Policy(Struct, frozen=True):
         A script of several commands is allowed only if each of them is. One of which not everything is known
         is never allowed by a rule.
         """
-        taken_apart = read_script(script)
+        taken_apart = read_script(script.replace(UNKNOWN, " "))
         decided = _together([_about(self.rules, command) for command in taken_apart.commands])
         return None if not taken_apart.exact and decided is not None and decided[0] == "allow" else decided
 
-    def decide_edit(self, paths: Sequence[str], cwd: str) -> Decided | None:
-        """The same about an edit of these files: it is allowed only if each of them may be edited."""
-        return _together([_strictest(rule for rule in self.edits if rule.fits(path, cwd)) for path in paths])
+    def edit_places(self, cwd: str) -> list[str]:
+        """The paths in rules about edits; whoever asks for a decision says where they lead."""
+        return [cwd, *(rule.place(cwd) for rule in self.edits)] if self.edits else []
+
+    def decide_edit(
+        self, paths: Sequence[str], cwd: str, real: Mapping[str, str] | None = None
+    ) -> Decided | None:
+        """The same about an edit of these files: it is allowed only if each of them may be edited.
+
+        `real` says where these paths, and those of the rules, lead if links are followed.
+        """
+        return _together(
+            [_strictest(rule for rule in self.edits if rule.fits(path, cwd, real or {})) for path in paths]
+        )
 
     def decide_tool(self, server: str, tool: str) -> Decided | None:
         """The same about a call of a tool server."""
         return _strictest(rule for rule in self.tools if rule.server == server and rule.tool in (None, tool))
+
+
+def _below(path: str, place: str) -> bool:
+    return path == place or path.startswith(place.rstrip("/") + "/")
 
 
 def _strictest(rules: Iterable[Rule | EditRule | ToolRule]) -> Decided | None:
@@ -171,44 +203,70 @@ def _text(entry: dict[str, Any], name: str, where: str) -> str:
 # Commands --------------------------------------------------------------------------------------------
 
 
-def _about(rules: Iterable[Rule], command: list[str]) -> Decided | None:
+def _about(rules: Iterable[Rule], command: Command) -> Decided | None:
     """What the rules say about one command, and about what it runs.
 
     Only its very words can be allowed. What is to be asked about or forbidden is recognised in other
     spellings, too; where one is not certain, it is asked about.
     """
     found: list[Decided] = []
+    run: list[Form] | None = None
     for rule in rules:
-        if tuple(command[: len(rule.prefix)]) == rule.prefix:
+        if tuple(command.words[: len(rule.prefix)]) == rule.prefix:
             found.append((rule.decision, rule.reason))
         elif rule.decision != "allow":
-            fits = [_fits(rule.prefix, form) for form in forms(command)]
-            if True in fits:
+            run = list(forms(command)) if run is None else run
+            fits = {(_fits(rule.prefix, form.words), form.certain) for form in run}
+            if (True, True) in fits:
                 found.append((rule.decision, rule.reason))
-            elif None in fits:
+            elif any(fit is not False for fit, _ in fits):
                 found.append(("ask", rule.reason))
     return max(found, key=lambda one: _STRICTNESS.index(one[0]), default=None)
 
 
 def _fits(prefix: tuple[str, ...], command: list[str]) -> bool | None:
     """Whether a command is the one a rule speaks of, by whatever path; None if it may be."""
-    program, *rest = command
-    if program != prefix[0] and posixpath.basename(program) != prefix[0]:
-        return False
+    program, *rest = command[: 1 + _LOOKED_AT]
+    name = posixpath.basename(program)
+    if prefix[0] not in (program, name):
+        # What is not known may be several words, those of the rule among them.
+        return None if UNKNOWN in name and _may_be(name, prefix[0]) else False
     wanted = list(prefix[1:])
-    if rest[: len(wanted)] == wanted:
-        return True
-    if any(UNKNOWN in word for word in rest[: len(wanted)]):
-        return None
+    fits = _begins(rest, wanted)
+    if fits is not False:
+        return fits
     # Options may stand between, each perhaps with a word of its own: git -C dir push.
     at = 0
     while at < len(rest) and rest[at].startswith("-"):
         at += 1
-        if rest[at : at + len(wanted)] == wanted or rest[at + 1 : at + 1 + len(wanted)] == wanted:
+        if _begins(rest[at:], wanted) is not False or _begins(rest[at + 1 :], wanted) is not False:
             return None
         if at < len(rest) and not rest[at].startswith("-"):
             at += 1
-    return False
+    return None if at == len(rest) >= _LOOKED_AT else False
+
+
+def _begins(words: list[str], wanted: list[str]) -> bool | None:
+    """Whether words begin with others; None if they may."""
+    for place, one in enumerate(wanted):
+        word = words[place] if place < len(words) else ""
+        if word != one:
+            return None if UNKNOWN in word and _may_be(word, one) else False
+    return True
+
+
+def _may_be(word: str, wanted: str) -> bool:
+    """Whether a word can be another once everything is known."""
+    first, *between, last = word.split(UNKNOWN)
+    if len(first) + len(last) > len(wanted) or not (wanted.startswith(first) and wanted.endswith(last)):
+        return False
+    at, end = len(first), len(wanted) - len(last)
+    for part in between:
+        at = wanted.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
 
 
 def words(argv: Sequence[str]) -> str:

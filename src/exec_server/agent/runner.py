@@ -20,7 +20,7 @@ from ..events.notice import Notice
 from .answer import Answer
 from .approvals import Approver
 from .compaction import COMPACTED, Summarizer, compacted, limit_of, shortened, worth_it
-from .context import message
+from .context import message, server_instructions
 from .conversation import (
     answer_type,
     conversation,
@@ -30,9 +30,12 @@ from .conversation import (
     total_usage,
     usage_record,
 )
+from .exec import without_surrogates
+from .items import texts_of
 from .machines import Machines
 from .model import ModelClient, ModelFailed
 from .outcome import Outcome
+from .record import BadRecord
 from .runner_settings import RunnerSettings
 from .searching import Searches
 from .steps import Steps
@@ -80,6 +83,7 @@ class Runner:
             settings.cwd,
             settings.mode,
             connection_changed=self._connection_changed,
+            home=settings.home,
         )
         history = thread.history()
         self._usage = total_usage(history)
@@ -126,6 +130,8 @@ class Runner:
             self._turn.cancel()
             await asyncio.wait([self._turn])
             error, shown = self._cause or "interrupted", True
+        except BadRecord as failure:
+            error = f"the thread cannot be written down: {failure}"
         except (ExecServerError, OSError) as failure:
             error = str(failure)
         except Exception as failure:
@@ -145,7 +151,7 @@ class Runner:
             else:
                 self._keep_event("turn_aborted", turn_id=turn_id, reason=error if told else "error")
             self._thread.sync()
-        except OSError as failure:
+        except (OSError, BadRecord) as failure:
             if error is None:
                 error = f"the thread cannot be written down: {failure}"
         ext: dict[str, Any] = {"turn_usage": asdict(self._usage.since(self._usage_before))}
@@ -177,14 +183,23 @@ class Runner:
     async def _work(self, prompt: str, images: Sequence[dict[str, Any]], turn_id: str) -> None:
         settings = self._settings
         self._keep_event("task_started", turn_id=turn_id)
-        said = message("user", prompt, kind="user.text")
+        said = message("user", without_surrogates(prompt), kind="user.text")
         self._keep({**said, "content": [*images, *said["content"]]})
         await self._steps.begin_turn(self._warn)
         for _ in range(settings.max_steps):
-            self._context = await self._steps.next()
+            self._context = [*await self._steps.next(), *await self._from_servers()]
             if not await self._step():
                 return
         raise ModelFailed(f"gave up after {settings.max_steps} answers of the model in one turn")
+
+    async def _from_servers(self) -> list[dict[str, Any]]:
+        """What tool servers have to say before a step: which tools they have now, and how to use them."""
+        if self._servers is None:
+            return []
+        for warning in await self._servers.refresh():
+            self._warn(warning)
+        told = server_instructions(self._servers.instructions)
+        return [message("developer", told)] if told is not None else []
 
     async def _step(self) -> bool:
         """One answer; whether there were calls in it, so that the model wants to be asked again."""
@@ -271,12 +286,12 @@ class Runner:
             self._name(item)
         self._keep(item)
         if item.get("type") == "message" and item.get("role", "assistant") == "assistant":
-            self._answer = _texts(item.get("content"), "text", "refusal", between="")
+            self._answer = texts_of(item.get("content"), "text", "refusal", between="")
             phase = item.get("phase")
             ext = {"phase": phase} if isinstance(phase, str) else None
             self._writer.completed(AgentMessage(text=self._answer), ext=ext)
         elif item.get("type") == "reasoning":
-            text = _texts(item.get("summary"), "text", between="\n")
+            text = texts_of(item.get("summary"), "text", between="\n")
             if text.strip():
                 self._writer.completed(Reasoning(text=text))
         self._searches.ended(item)
@@ -379,14 +394,3 @@ class _Nowhere:
 
     def flush(self) -> None:
         """There is nothing to flush."""
-
-
-def _texts(parts: Any, *names: str, between: str) -> str:
-    """The texts of a message's parts, or of a thought's."""
-    found: list[str] = []
-    for part in parts if isinstance(parts, list) else []:
-        for name in names:
-            if isinstance(part, dict) and isinstance(part.get(name), str):
-                found.append(part[name])
-                break
-    return between.join(found)

@@ -27,6 +27,8 @@ class RunnerSettings(Struct, frozen=True, kw_only=True):
     """The environments it may use; the first is where everything happens that names no other."""
     cwd: str | None = None
     """Directory on the first environment; None is that machine's own."""
+    home: str | None = None
+    """Directory here with what the user has for every agent: AGENTS.md and skills."""
     mode: Mode = "read-only"
     writable: tuple[str, ...] = ()
     network: bool = False

@@ -1,133 +1,73 @@
 """The commands in a shell script, for rules about their words. Pure, and linear in its length.
 
-A reader of scripts, not a shell: it finds what would be run in lists, groups, conditions, substitutions and
-`bash -c`, and knows what it cannot know. Variables, for instance, are never looked up.
+A reader of scripts, not a shell: it finds what would be run in lists, groups, conditions and substitutions,
+and knows what it cannot know. Variables, for instance, are never looked up.
 """
 
 from __future__ import annotations
 
-import posixpath
 import re
-from collections.abc import Iterator
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-__all__ = ["UNKNOWN", "Script", "forms", "read_script"]
+__all__ = ["MAX_DEPTH", "UNKNOWN", "Command", "Script", "read_script"]
 
 UNKNOWN: Final = "\0"
-"""Stands in a word for what only a shell could say: a variable, the output of a command."""
+"""Stands in a word for what only a shell could say: a variable, the output of a command, the names of files.
+It may be nothing, or several words."""
 
 MAX_DEPTH: Final = 20
 """Substitutions within substitutions that are followed."""
-
-MAX_WRAPPED: Final = 100
-"""Assignments, keywords and programs before a command that are looked through."""
 
 _PLAIN: Final = re.compile(r"[^ \t\r\n'\"\\$`;&|()<>]+")
 _IN_QUOTES: Final = re.compile(r'[^"\\$`]+')
 _IN_BRACES: Final = re.compile(r"[^}'\"\\$`]+")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
 _REDIRECTION: Final = re.compile(r"<<<|<<-|<<|<>|>>|>\||[<>]\(|[<>]&|[<>]|&>>|&>")
-_ANSI: Final = re.compile(r"(?:[^'\\]|\\.)*'", re.DOTALL)
-_TICKED: Final = re.compile(r"((?:[^`\\]|\\.)*)`", re.DOTALL)
-_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[[^\]]*\])?\+?=")
-_SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash", "ksh", "mksh", "ash"})
-_SHELL_SCRIPT: Final = re.compile(r"-[a-zA-Z]*c[a-zA-Z]*")
-
-_KEYWORDS: Final = frozenset(
-    ["if", "then", "else", "elif", "fi", "do", "done", "while", "until", "{", "}", "!", "coproc"]
+_PATTERN: Final = re.compile(r"[*?]|\[[^][/]+\]")
+_ARITHMETIC: Final = re.compile(r"\(\((?:[^()'\"`\\\n]|\([^()'\"`\\\n]*\))*\)\)")
+_ANSI: Final = re.compile(r"((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ANSI_ESCAPE: Final = re.compile(
+    r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL
 )
-
-_WRAPPERS: Final[dict[str, tuple[frozenset[str], int]]] = {
-    "sudo": (frozenset(["-u", "-g", "-h", "-p", "-C", "-r", "-t", "-T", "-U", "-D", "-R"]), 0),
-    "doas": (frozenset(["-u", "-C"]), 0),
-    "env": (frozenset(["-u", "-C", "--unset", "--chdir"]), 0),
-    "command": (frozenset(), 0),
-    "builtin": (frozenset(), 0),
-    "exec": (frozenset(["-a"]), 0),
-    "time": (frozenset(["-f", "-o"]), 0),
-    "nohup": (frozenset(), 0),
-    "setsid": (frozenset(), 0),
-    "nice": (frozenset(["-n"]), 0),
-    "ionice": (frozenset(["-c", "-n", "-p"]), 0),
-    "stdbuf": (frozenset(["-i", "-o", "-e"]), 0),
-    "timeout": (frozenset(["-s", "-k"]), 1),
-    "xargs": (frozenset(["-I", "-n", "-P", "-L", "-d", "-E", "-s", "-a"]), 0),
+_ANSI_LETTERS: Final = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "e": "\x1b",
 }
-"""Programs that run the command behind them: their options that take a word of their own, and how many words
-they want before the command."""
+_TICKED: Final = re.compile(r"((?:[^`\\]|\\.)*)`", re.DOTALL)
+
+
+class Command(Struct):
+    """A simple command."""
+
+    words: list[str] = field(default_factory=list)
+    """They may hold UNKNOWN."""
+    given: list[str] = field(default_factory=list)
+    """Documents and strings in the script that it can read."""
 
 
 class Script(Struct, frozen=True):
     """What was found."""
 
-    commands: list[list[str]]
-    """Every simple command, those within others too, in words. Words may hold UNKNOWN."""
+    commands: list[Command]
+    """Every simple command, those within others too."""
     exact: bool
     """Whether these are all words it will run with, and nothing else happens: no variable, no substitution,
-    no redirection, nothing unfinished."""
+    no redirection, nothing unfinished. Names of files may still be filled in."""
 
 
 def read_script(text: str) -> Script:
-    """Take a script apart."""
-    reader = _Reader(text.replace(UNKNOWN, " "), 0)
+    """Take a script apart; UNKNOWN may stand in it, too."""
+    reader = _Reader(text, 0)
     reader.read()
     return Script(reader.commands, reader.exact)
-
-
-def forms(words: list[str], depth: int = 0) -> Iterator[list[str]]:
-    """A command, and what is run by it: without assignments, keywords and programs that only run another; and
-    the commands of a script it hands to a shell."""
-    for _ in range(MAX_WRAPPED):
-        if not words:
-            return
-        yield words
-        first = words[0]
-        name = posixpath.basename(first)
-        if first in _KEYWORDS or _ASSIGNMENT.match(first):
-            words = words[1:]
-        elif first == "function":
-            words = words[2:]
-        elif name in _WRAPPERS:
-            words = _behind(words, *_WRAPPERS[name])
-        else:
-            inner = _handed_over(name, words)
-            if inner is not None and depth < MAX_DEPTH:
-                for command in read_script(inner).commands:
-                    yield from forms(command, depth + 1)
-            return
-
-
-def _behind(words: list[str], with_value: frozenset[str], wanted: int) -> list[str]:
-    at = 1
-    while at < len(words):
-        word = words[at]
-        if word == "-S" or word.startswith("--split-string"):
-            return ["eval", *words[at + 1 :]]
-        if word in with_value:
-            at += 2
-        elif word.startswith("-") or _ASSIGNMENT.match(word):
-            at += 1
-        elif wanted:
-            wanted -= 1
-            at += 1
-        else:
-            break
-    return words[at:]
-
-
-def _handed_over(name: str, words: list[str]) -> str | None:
-    """The script a command gives to a shell."""
-    if name == "eval":
-        return " ".join(words[1:])
-    if name in _SHELLS:
-        for at, word in enumerate(words[1:], 1):
-            if not word.startswith(("-", "+")):
-                return None
-            if _SHELL_SCRIPT.fullmatch(word):
-                return next((later for later in words[at + 1 :] if not later.startswith("-")), None)
-    return None
 
 
 class _Unfinished(Exception):
@@ -139,7 +79,7 @@ class _Reader:
         self._text = text
         self._at = 0
         self._depth = depth
-        self.commands: list[list[str]] = []
+        self.commands: list[Command] = []
         self.exact = True
 
     def read(self) -> None:
@@ -149,16 +89,15 @@ class _Reader:
             except _Unfinished:
                 # The rest may be anything; its words are looked at as they stand.
                 self.exact = False
-                self.commands.append(self._text[self._at :].split())
+                self.commands.append(Command(self._text[self._at :].split()))
                 break
-        self.commands = [words for words in self.commands if words]
+        self.commands = [command for command in self.commands if command.words]
 
     def _list(self, closing: str) -> None:
         """Commands up to the closing sign, or to the end."""
         text = self._text
-        words: list[str] = []
-        self.commands.append(words)
-        documents: list[tuple[str, bool]] = []
+        command = self._next()
+        documents: list[tuple[str, bool, Command]] = []
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _Unfinished
@@ -171,10 +110,10 @@ class _Reader:
                 self._at += 2
             elif char == "\n":
                 self._at += 1
-                for marker, tabs in documents:
-                    self._skip_document(marker, tabs)
+                for marker, tabs, reader in documents:
+                    reader.given.append(self._document(marker, tabs))
                 documents.clear()
-                words = self._next()
+                command = self._next()
             elif char == "#":
                 end = text.find("\n", self._at)
                 self._at = len(text) if end < 0 else end
@@ -183,65 +122,85 @@ class _Reader:
                 self._depth -= 1
                 return
             elif found := _REDIRECTION.match(text, self._at):
-                self._redirect(found[0], documents)
+                self._redirect(found[0], command, documents)
             elif char in ";&|":
                 self._at += 1
-                words = self._next()
+                command = self._next()
             elif char == "(":
-                self._at += 1
-                self._list(")")
-                words = self._next()
+                self._group()
+                command = self._next()
             elif char == ")":
                 self._at += 1
-                words = self._next()
+                command = self._next()
             else:
                 word = self._word()
                 following = text[self._at : self._at + 1]
                 if not (word.isdigit() and following in ("<", ">") and following):
-                    words.append(word)
+                    command.words.append(word)
         self._depth -= 1
         if closing:
             self.exact = False
 
-    def _next(self) -> list[str]:
-        words: list[str] = []
-        self.commands.append(words)
-        return words
+    def _next(self) -> Command:
+        command = Command()
+        self.commands.append(command)
+        return command
 
-    def _redirect(self, sign: str, documents: list[tuple[str, bool]]) -> None:
+    def _group(self) -> None:
+        """What is in parentheses. In arithmetic a variable is no program."""
+        arithmetic = _ARITHMETIC.match(self._text, self._at)
+        before = len(self.commands)
+        self._at += 1
+        self._list(")")
+        if arithmetic is not None and "$(" not in arithmetic[0]:
+            self.commands[before:] = [
+                command for command in self.commands[before:] if UNKNOWN not in "".join(command.words[:1])
+            ]
+
+    def _redirect(self, sign: str, command: Command, documents: list[tuple[str, bool, Command]]) -> None:
         self.exact = False
         self._at += len(sign)
         if sign.endswith("("):
             self._list(")")
+            command.words.append(UNKNOWN)
             return
         while self._text[self._at : self._at + 1] in (" ", "\t"):
             self._at += 1
         word = self._word()
+        if sign == "<<<":
+            command.given.append(word)
         if sign in ("<<", "<<-"):
-            documents.append((word, sign == "<<-"))
+            documents.append((word, sign == "<<-", command))
 
-    def _skip_document(self, marker: str, tabs: bool) -> None:
-        """A document in the script: only what is substituted in it would be run."""
+    def _document(self, marker: str, tabs: bool) -> str:
+        """A document in the script: what is substituted in it is run in any case."""
+        lines: list[str] = []
         while self._at < len(self._text):
             end = self._text.find("\n", self._at)
             end = len(self._text) if end < 0 else end
             line = self._text[self._at : end]
-            if (line.lstrip("\t") if tabs else line) == marker:
+            if tabs:
+                line = line.lstrip("\t")
+            if line == marker:
                 self._at = end
-                return
+                break
+            lines.append(line)
             if "$(" in line or "`" in line:
                 inner = _Reader('"' + line.replace('"', "") + '"', self._depth)
                 inner.read()
                 self.commands.extend(inner.commands)
             self._at = end + 1
+        return "\n".join(lines)
 
     def _word(self) -> str:
         text = self._text
         parts: list[str] = []
+        plainly: list[str] = []
         while self._at < len(text):
             char = text[self._at]
             if plain := _PLAIN.match(text, self._at):
-                parts.append(plain[0])
+                plainly.append(plain[0])
+                parts.append(_PATTERN.sub(UNKNOWN, plain[0]))
                 self._at = plain.end()
             elif char == "'":
                 end = text.find("'", self._at + 1)
@@ -261,7 +220,7 @@ class _Reader:
                 self._part(char, parts)
             else:
                 break
-        return "".join(parts)
+        return UNKNOWN if _has_braces("".join(plainly)) else "".join(parts)
 
     def _part(self, sign: str, parts: list[str]) -> None:
         """What begins with a quotation mark, a dollar or a backtick."""
@@ -280,8 +239,7 @@ class _Reader:
             return
         following = text[self._at : self._at + 1]
         if following == "(":
-            self._at += 1
-            self._list(")")
+            self._group()
         elif following == "{":
             self._at += 1
             self._until("}", _IN_BRACES, [])
@@ -290,6 +248,8 @@ class _Reader:
             if ansi is None:
                 raise _Unfinished
             self._at = ansi.end()
+            parts.append(_ANSI_ESCAPE.sub(_unescaped, ansi[1]))
+            return
         elif following == '"':
             return  # the quotation follows
         elif name := _NAME.match(text, self._at):
@@ -334,3 +294,17 @@ class _Reader:
         if self._depth < MAX_DEPTH:
             inner.read()
         self.commands.extend(inner.commands)
+
+
+def _has_braces(plain: str) -> bool:
+    """Whether a shell makes several words of one: `a{b,c}`, `{1..3}`."""
+    inside = plain[plain.find("{") + 1 : max(plain.rfind("}"), 0)] if "{" in plain else ""
+    return "," in inside or ".." in inside
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    byte, short, long, octal, letter = found.groups()
+    if letter is not None:
+        return _ANSI_LETTERS.get(letter, letter if letter in "\\'\"?" else UNKNOWN)
+    code = int(octal, 8) & 0xFF if octal else int(byte or short or long, 16)
+    return chr(code) if 0 < code < 0x80 else UNKNOWN

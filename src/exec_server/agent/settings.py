@@ -93,14 +93,14 @@ def load_config(
         pass
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"failed to read {path}: {error}") from None
-    for override in overrides:
-        _override(values, override)
-    table = _Table(values, path)
+    typed = tuple(_override(values, override) for override in overrides)
+    table = _Table(values, path, typed=typed)
     provider = table.text("model_provider")
     if provider not in (None, BUILT_IN_PROVIDER) and provider not in table.table("model_providers").values:
         # Without its table the prompt and the key would go to somebody else.
         raise BadConfig(
-            f"{path}: `model_provider` is `{provider}`, but there is no [model_providers.{provider}]"
+            f"{table.at('model_provider')}: `model_provider` is `{provider}`,"
+            f" but there is no [model_providers.{provider}]"
         )
     entry = table.table("model_providers").table(provider) if provider else _Table({}, path)
     key_name = entry.text("env_key")
@@ -134,8 +134,8 @@ def load_config(
     )
 
 
-def _override(values: dict[str, Any], text: str) -> None:
-    """Put one `KEY=VALUE` where it belongs."""
+def _override(values: dict[str, Any], text: str) -> tuple[str, ...]:
+    """Put one `KEY=VALUE` where it belongs; its key."""
     key, equals, value = text.partition("=")
     *tables, name = [part.strip() for part in key.split(".")]
     if not equals or not name or not all(tables):
@@ -149,6 +149,7 @@ def _override(values: dict[str, Any], text: str) -> None:
         values[name] = tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         values[name] = value.strip()
+    return (*tables, name)
 
 
 def _mode(table: _Table) -> Mode | None:
@@ -158,7 +159,9 @@ def _mode(table: _Table) -> Mode | None:
     for mode in MODES:
         if said == mode:
             return mode
-    raise BadConfig(f"{table.where}: `sandbox_mode` must be one of {', '.join(MODES)}, not `{said}`")
+    raise BadConfig(
+        f"{table.at('sandbox_mode')}: `sandbox_mode` must be one of {', '.join(MODES)}, not `{said}`"
+    )
 
 
 def _approvals(table: _Table) -> ApprovalMode | None:
@@ -167,7 +170,7 @@ def _approvals(table: _Table) -> ApprovalMode | None:
         return None
     if not isinstance(said, str) or said not in APPROVALS:
         raise BadConfig(
-            f"{table.where}: `approval_policy` must be one of {', '.join(APPROVALS)} here"
+            f"{table.at('approval_policy')}: `approval_policy` must be one of {', '.join(APPROVALS)} here"
             " (`-c approval_policy=never` wins over the file)"
         )
     return APPROVALS[said]
@@ -183,15 +186,19 @@ def _servers(table: _Table, environ: Mapping[str, str]) -> tuple[McpServer, ...]
         if (command is None) == (url is None):
             raise BadConfig(f"{entry.where}: either `command` or `url` is needed")
         headers = dict(entry.texts("http_headers"))
+        for header, variable in entry.texts("env_http_headers").items():
+            if environ.get(variable, "").strip():
+                headers[header] = environ[variable]
         token = entry.text("bearer_token_env_var")
         if token:
             headers["Authorization"] = f"Bearer {environ.get(token, '')}"
+        enabled = entry.list_of_texts("enabled_tools") if "enabled_tools" in entry.values else None
         servers.append(
             McpServer(
                 name=name,
                 command=command,
                 args=entry.list_of_texts("args"),
-                env=entry.texts("env"),
+                env={**_handed_on(entry, environ), **entry.texts("env")},
                 cwd=entry.text("cwd"),
                 url=url,
                 headers=headers,
@@ -200,9 +207,21 @@ def _servers(table: _Table, environ: Mapping[str, str]) -> tuple[McpServer, ...]
                 required=entry.flag("required"),
                 approval=_need(entry, "default_tools_approval_mode"),
                 tool_approvals=_needs(entry.table("tools")),
+                enabled_tools=enabled,
+                disabled_tools=entry.list_of_texts("disabled_tools"),
             )
         )
     return tuple(servers)
+
+
+def _handed_on(entry: _Table, environ: Mapping[str, str]) -> dict[str, str]:
+    """Our own variables that a server is to have; without being asked for it, it gets only harmless ones."""
+    names = entry.list("env_vars", "a list of names")
+    # A name may also be written as a table, which says whose variable is meant: there is only ours here.
+    plain: list[Any] = [one.get("name") if isinstance(one, dict) else one for one in names]
+    if not all(isinstance(name, str) for name in plain):
+        raise BadConfig(f"{entry.at('env_vars')}: `env_vars` must be a list of names")
+    return {name: environ[name] for name in plain if name in environ}
 
 
 def _needs(table: _Table) -> dict[str, ApprovalNeed]:
@@ -218,20 +237,35 @@ def _need(table: _Table, name: str) -> ApprovalNeed:
         if said == need:
             return need  # type: ignore[no-any-return]  # get_args does not say of what
     raise BadConfig(
-        f"{table.where}: `{name}` must be one of {', '.join(get_args(ApprovalNeed))}, not `{said}`"
+        f"{table.at(name)}: `{name}` must be one of {', '.join(get_args(ApprovalNeed))}, not `{said}`"
     )
 
 
 class _Table:
     """A table of the file, whose members are what they should be or a BadConfig."""
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
+    def __init__(
+        self,
+        values: dict[str, Any],
+        where: str,
+        key: tuple[str, ...] = (),
+        typed: Sequence[tuple[str, ...]] = (),
+    ) -> None:
         self.values = values
         self.where = where
+        self._key = key
+        self._typed = typed
+        """The keys that were given with -c."""
+
+    def at(self, name: str) -> str:
+        """Where a member was written, for whoever has to mend it."""
+        key = (*self._key, name)
+        given = next((one for one in self._typed if key[: len(one)] == one), None)
+        return self.where if given is None else f"-c {'.'.join(given)}"
 
     def table(self, name: str) -> _Table:
         value = self._get(name, dict, "a table")
-        return _Table(value or {}, f"{self.where}: [{name}]")
+        return _Table(value or {}, f"{self.where}: [{name}]", (*self._key, name), self._typed)
 
     def text(self, name: str) -> str | None:
         value: str | None = self._get(name, str, "a text")
@@ -244,7 +278,7 @@ class _Table:
     def number(self, name: str, default: float) -> float:
         value = self.values.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            raise BadConfig(f"{self.where}: `{name}` must be a number that is not negative")
+            raise BadConfig(f"{self.at(name)}: `{name}` must be a number that is not negative")
         return float(value)
 
     def count(self, name: str) -> int | None:
@@ -253,17 +287,20 @@ class _Table:
     def texts(self, name: str) -> dict[str, str]:
         value = self._get(name, dict, "a table of texts") or {}
         if not all(isinstance(one, str) for one in value.values()):
-            raise BadConfig(f"{self.where}: `{name}` must be a table of texts")
+            raise BadConfig(f"{self.at(name)}: `{name}` must be a table of texts")
         return dict(value)
 
+    def list(self, name: str, what: str) -> list[Any]:
+        return self._get(name, list, what) or []
+
     def list_of_texts(self, name: str) -> tuple[str, ...]:
-        value = self._get(name, list, "a list of texts") or []
+        value = self.list(name, "a list of texts")
         if not all(isinstance(one, str) for one in value):
-            raise BadConfig(f"{self.where}: `{name}` must be a list of texts")
+            raise BadConfig(f"{self.at(name)}: `{name}` must be a list of texts")
         return tuple(value)
 
     def _get(self, name: str, kind: type, what: str) -> Any:
         value = self.values.get(name)
         if value is not None and not isinstance(value, kind):
-            raise BadConfig(f"{self.where}: `{name}` must be {what}")
+            raise BadConfig(f"{self.at(name)}: `{name}` must be {what}")
         return value

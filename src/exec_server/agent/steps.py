@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +11,13 @@ from ..client.errors import ExecServerError
 from ..environments.metadata import MetadataCache
 from ..environments.snapshot import Selection, Step, ThreadEnvironments, Turn
 from ..wire.uri import path_to_uri
-from .context import environment_context, message, project_instructions, skills_context
+from .context import environment_context, instructions, message, project_instructions, skills_context
+from .home import home_instructions, home_skills
 
 if TYPE_CHECKING:
     from ..environments.environment import Environment
     from ..environments.manager import EnvironmentManager
+    from ..environments.metadata import RootMetadata
     from .confinement import Mode
     from .thread import Thread
 
@@ -34,12 +36,16 @@ class Steps:
         mode: Mode,
         *,
         connection_changed: Callable[[str, bool], None],
+        home: str | None = None,
     ) -> None:
+        """`home` is where the user's own instructions and skills are."""
         self._manager = manager
         self._thread = thread
         self._names = names
         self._cwd = cwd
         self._mode: Mode = mode
+        self._own = home_instructions(home) if home is not None else None
+        self._skills = home_skills(home) if home is not None else []
         self._environments = ThreadEnvironments(manager, connection_changed)
         self._metadata = MetadataCache()
         self._project: str | None = None
@@ -98,16 +104,21 @@ class Steps:
         if primary is not None and not self._project_read:
             self._project_read = True
             self._project = await project_instructions(self.ready[primary].files, self.cwds[primary])
+        if self._own is not None:
+            said.append(message("user", instructions(self._own)))
         if self._project is not None:
             said.append(message("user", self._project))
         if self.ready:
             now = environment_context(step, self.cwds, self._mode, date.today())  # noqa: DTZ011  # the user's day
             said.append(message("user", now))
         resolved = await step.resolve_roots(self._manager, self._thread.roots)
+        found: Sequence[RootMetadata] = ()
         if resolved:
             handles = {root.root.environment_id: root.handle for root in resolved}
             found = await self._metadata.get([root.root for root in resolved], handles.get)
-            skills = skills_context(found)
-            if skills is not None:
-                said.append(message("developer", skills))
+        # The user's own are files of this machine; on another one nobody could read them.
+        here = any(not machine.is_remote for machine in self.ready.values())
+        skills = skills_context(found, self._skills if here else ())
+        if skills is not None:
+            said.append(message("developer", skills))
         return said

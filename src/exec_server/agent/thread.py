@@ -21,6 +21,7 @@ from msgspec import Struct
 from .. import log
 from ..environments.roots import SelectedRoot
 from ..version import __version__
+from .exec import without_surrogates
 from .history import last_turns, without_rolled_back
 from .record import SESSION_META, BadRecord, HistoryBase, Record, SessionMeta
 from .rollout import Clock, Loaded, RolloutError, RolloutWriter, read_meta, read_rollout, timestamp
@@ -166,7 +167,7 @@ class Threads:
 
         `more` are members of its first record beyond those that every thread has.
         """
-        cwd = _text(cwd, "cwd")
+        cwd = str(without_surrogates(_text(cwd, "cwd")))
         _check_roots(roots)
         if taken := OWN_MEMBERS & (more or {}).keys():
             raise ValueError(
@@ -233,7 +234,7 @@ class Threads:
             raise TypeError(f"turns is how many of the last turns to keep, not {turns!r}")
         if turns is not None and turns < 0:
             raise ValueError(f"turns is how many of the last turns to keep, 0 or more, not {turns}")
-        cwd = None if cwd is None else _text(cwd, "cwd")
+        cwd = None if cwd is None else without_surrogates(_text(cwd, "cwd"))
         _check_roots(roots or ())
         if isinstance(parent, Thread) and not parent.exists:
             return self._child(parent.meta, subagent, cwd, roots=roots)

@@ -21,7 +21,8 @@ from .exec import ExecCommand, ToolError, WriteStdin, arguments
 from .images import VIEW_IMAGE, ViewImage, view
 from .mcp_calls import McpCalls
 from .patch import PatchError
-from .patching import APPLY_PATCH, TypedPatch, typed_patch
+from .patching import apply_patch_tool
+from .typed import TypedPatch, typed_patch
 from .unified_tools import exec_command_tool, write_stdin_tool
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class _Plan(Struct, frozen=True, kw_only=True):
 
 class _Input(Struct, frozen=True, kw_only=True):
     input: str
+    environment_id: str | None = None
 
 
 class Toolbox:
@@ -111,7 +113,7 @@ class Toolbox:
         return [
             exec_command_tool(list(self._machines.ready), approvals=self._approver.mode != "never"),
             write_stdin_tool(),
-            APPLY_PATCH,
+            apply_patch_tool(list(self._machines.ready)),
             UPDATE_PLAN,
             VIEW_IMAGE,
             *(self._subagents.definitions() if self._subagents is not None else ()),
@@ -144,7 +146,8 @@ class Toolbox:
         if name == "write_stdin":
             return await self._commands.write(arguments(text, WriteStdin))
         if name == "apply_patch":
-            return await self._edits.patch(TypedPatch(arguments(text, _Input).input, None))
+            call = arguments(text, _Input)
+            return await self._edits.patch(TypedPatch(call.input, None), call.environment_id)
         if name == "update_plan":
             return self._plan(arguments(text, _Plan))
         if name == "view_image":

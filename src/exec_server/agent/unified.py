@@ -22,7 +22,17 @@ from ..services import Environment
 from ..wire.errors import RpcError
 from ..wire.uri import ForeignPath
 from .buffer import BUFFER_BYTES
-from .exec import Declined, ExecCommand, ExecRequest, Prepare, ToolError, WriteStdin, request_of, variables
+from .exec import (
+    Declined,
+    ExecCommand,
+    ExecRequest,
+    Prepare,
+    ToolError,
+    WriteStdin,
+    about,
+    request_of,
+    variables,
+)
 from .screen import ScreenUnavailable, ScreenView
 from .unified_events import ExecEvent, Listener, TerminalInteraction
 from .unified_process import UnifiedProcess
@@ -213,6 +223,7 @@ class UnifiedExec:
         env = variables(self._thread_id, self._session_id, call_id, term)
         try:
             request = request_of(call, environment, environment_id, env, self._settings.login_allowed)
+            request = replace(request, metadata=about(self._thread_id, call_id))
         except (RpcError, ForeignPath, ValueError) as error:  # a URI the model made up
             raise ToolError(f"exec_command failed: workdir {call.workdir!r}: {error}") from None
         if call.tty:

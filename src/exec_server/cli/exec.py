@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import tempfile
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from ..environments.roots import SelectedRoot
 
 __all__ = ["exec_"]
+
+_CAUSES: Final[dict[int, str]] = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "hung up",
+}
+"""Signals that end a turn, and what its outcome says then."""
 
 
 @click.command(name="exec")
@@ -141,7 +148,10 @@ def exec_(words: tuple[str, ...], **options: Any) -> None:
     except (ExecServerError, OSError) as error:
         fail(str(error))
     except KeyboardInterrupt:
-        sys.exit(1)
+        code = 1
+    for number in _CAUSES:
+        # Handlers are taken down before the program is gone; what is ignored stays so.
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 
@@ -168,7 +178,7 @@ async def _run(prompt: str | None, options: dict[str, Any]) -> int:
     files = [path for listed in options["images"] for path in listed.split(",") if path]
     images = [part for number, path in enumerate(files, 1) for part in prompt_image(path, number)]
     configuration, names = _environments(options)
-    settings = _settings(config, names, options)
+    settings = _settings(config, names, home, options)
     async with AsyncExitStack() as stack:
         manager = await stack.enter_async_context(EnvironmentManager(configuration))
         if options["url"] and not options["environments"]:
@@ -193,14 +203,31 @@ async def _run(prompt: str | None, options: dict[str, Any]) -> int:
         outcome = Outcome(None, None) if prompt is None else await runner.run(prompt, images)
     show.end(outcome)
     if outcome.completed and options["output_last_message"] and prompt is not None:
+        _stop_listening()  # whoever reads what it is written to may take their time
         write_answer(options["output_last_message"], outcome.answer)
     return 0 if outcome.completed else 1
 
 
 def _listen_to_signals(runner: Any) -> None:
+    """To the very end: handlers of a loop go with it, and the third Ctrl-C of somebody impatient would kill
+    a run that has just said how it ended."""
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, runner.interrupt, "interrupted")
-    loop.add_signal_handler(signal.SIGTERM, runner.interrupt, "terminated")
+
+    def heard(number: int, _: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: it is over
+            loop.call_soon_threadsafe(runner.interrupt, _CAUSES[number])
+
+    for number in _CAUSES:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, heard)
+
+
+def _stop_listening() -> None:
+    """A signal ends the program again, as it does others."""
+    for number in _CAUSES:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
 
 
 # What to work with -------------------------------------------------------------------------------
@@ -264,7 +291,7 @@ async def _check_place(handle: Handle, cwd: str | None) -> None:
         fail(f"{cwd}: not a directory")
 
 
-def _settings(config: AgentConfig, names: list[str], options: dict[str, Any]) -> RunnerSettings:
+def _settings(config: AgentConfig, names: list[str], home: str, options: dict[str, Any]) -> RunnerSettings:
     from ..agent.policy import Policy
     from ..agent.runner_settings import RunnerSettings
     from ..environments.config import LOCAL_ID
@@ -289,6 +316,7 @@ def _settings(config: AgentConfig, names: list[str], options: dict[str, Any]) ->
         ),
         environment_ids=tuple(names),
         cwd=cwd,
+        home=home,
         mode=options["mode"] or config.mode or "read-only",
         writable=(*options["writable"], *config.writable),
         network=config.network if options["network"] is None else options["network"],
@@ -336,6 +364,9 @@ def _root(text: str) -> SelectedRoot:
 
 def _newest(threads: Threads, cwd: str | None) -> str:
     """The newest thread that somebody began, in that directory or in any."""
+    from ..agent.exec import without_surrogates
+
+    cwd = None if cwd is None else without_surrogates(cwd)  # as it was written down
     begun = (one for one in threads.list() if one.meta.parent_thread_id is None)
     newest = next((one.id for one in begun if cwd in (None, one.meta.cwd)), None)
     if newest is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
@@ -98,20 +97,13 @@ class ShownOutput:
 
 
 def write_answer(path: str, answer: str | None) -> None:
-    """Whole or not at all; that it did not work is said and changes nothing else."""
+    """Whole or not at all, to whatever has the name. That it did not work is said, and all."""
+    from ..local.files.write import replace_file, write_all
+
     if answer is None:
         click.echo(f"exec-server: there was no answer; {path} is empty", err=True)
-    directory = os.path.dirname(os.path.abspath(path))
+    data = (answer or "").encode("utf-8", "replace")
     try:
-        fd, draft = tempfile.mkstemp(dir=directory, prefix=".answer-")
-        try:
-            with open(fd, "wb") as file:
-                file.write((answer or "").encode("utf-8", "replace"))
-            os.chmod(draft, 0o644)
-            os.replace(draft, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft)
-            raise
+        replace_file(os.fsencode(path), lambda descriptor: write_all(descriptor, data), len(data))
     except OSError as error:
         click.echo(f"exec-server: the answer could not be written to {path}: {error}", err=True)

@@ -18,6 +18,7 @@ from ..wire.process import (
     EnvPolicy,
     ListedProcess,
     ListResult,
+    Metadata,
     PtySize,
     ReadResult,
     SpawnMode,
@@ -113,6 +114,7 @@ class Client(Session):
         process_id: str | None = None,
         sandbox: SandboxContext | None = None,
         spawn: SpawnMode | None = None,
+        metadata: Metadata | None = None,
     ) -> RemoteProcess:
         """Start a command.
 
@@ -123,6 +125,8 @@ class Client(Session):
         `spawn="prepared"` says that everything is decided already: `env` is needed then, and is all the
         variables there are; `env_policy` and `sandbox` would leave something to decide. To a server that
         does not tell kinds of starts apart it is a start like any other.
+
+        `metadata` says for which thread and which call it is; the command finds that among its variables.
         """
         if isinstance(argv, str | bytes) or not isinstance(argv, Iterable):
             raise TypeError('argv is a list of words; for a shell, say ["sh", "-c", command]')
@@ -159,6 +163,7 @@ class Client(Session):
             pty_size=size,
             sandbox=sandbox,
             spawn=spawn if self.has("processSpawnModes") else None,
+            metadata=metadata,
         )
         if self._state is not State.CONNECTED:
             await self._until_connected()

@@ -44,6 +44,7 @@ from .watch import RemoteWatch, RemoteWatches
 
 if TYPE_CHECKING:
     from .client import Client
+    from .unlinked import UnlinkedFiles
 
 __all__ = ["WHOLE_WRITE_BYTES", "RemoteFiles"]
 
@@ -74,6 +75,12 @@ class RemoteFiles:
         confined._client = confined._calls.client
         confined._looking = {}  # what one may see says nothing about another
         return confined
+
+    def without_links(self) -> UnlinkedFiles:
+        """The same files by paths in which no link is followed; see there for what it can do."""
+        from .unlinked import UnlinkedFiles
+
+        return UnlinkedFiles(self._calls)
 
     # Reading -------------------------------------------------------------------------------------
 

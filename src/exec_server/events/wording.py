@@ -58,7 +58,11 @@ ARGUMENT_COLUMNS: Final = 120
 _SHELLS: Final = frozenset({"sh", "bash", "zsh", "dash"})
 _SHELL_FLAGS: Final = frozenset({"-c", "-lc"})
 _LONGEST_SPLIT: Final = 64 * 1024
-"""Splitting a longer command to find its script is not worth the time; it is cut anyway."""
+"""Splitting a longer command word by word takes seconds; of its script, only this much is shown anyway."""
+
+_LONG_SCRIPT: Final = re.compile(r"([^\s'\"\\]+) (-l?c) '")
+_QUOTE: Final = "'\"'\"'"
+"""A single quote within single quotes, as `shlex.join` writes it."""
 
 _NOT_STARTED: Final = ("Failed to create unified exec process", "execution error:")
 """How the output begins of a command that could not be spawned, today's and older ones."""
@@ -79,7 +83,20 @@ def command_script(command: str) -> str:
             words = []
         if len(words) == 3 and os.path.basename(words[0]) in _SHELLS and words[1] in _SHELL_FLAGS:
             return one_line(words[2])
+    elif (script := _long_script(command)) is not None:
+        return one_line(script)
     return one_line(command[:_LONGEST_SPLIT])
+
+
+def _long_script(command: str) -> str | None:
+    """The beginning of the one quoted word that a shell is given; None if it is something else."""
+    found = _LONG_SCRIPT.match(command)
+    if found is None or os.path.basename(found[1]) not in _SHELLS:
+        return None
+    body = command[found.end() : -1]
+    if not command.endswith("'") or "'" in body.replace(_QUOTE, ""):
+        return None
+    return body.replace(_QUOTE, "'")[:_LONGEST_SPLIT]
 
 
 def command_result(item: CommandExecution) -> str:
