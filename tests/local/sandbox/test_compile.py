@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exec_server.local.sandbox.compile import PROTECTED_NAMES, compile_plan
+from exec_server.local.sandbox.links import Look
 from exec_server.local.sandbox.look import Maker
 from exec_server.local.sandbox.mounts import Mounts
 from exec_server.local.sandbox.plan import (
@@ -36,7 +37,9 @@ GUARDS = tuple(b"/w/" + name for name in sorted(PROTECTED_NAMES))
 
 
 def compiled(tree: dict[str, Any], *entries: Any, cwd: str = "/", **more: Any) -> Plan:
-    options = {name: more.pop(name) for name in ("readable", "hidden", "proxy", "for_files") if name in more}
+    options = {
+        name: more.pop(name) for name in ("readable", "hidden", "kept", "proxy", "for_files") if name in more
+    }
     options["tmpdir"] = more.pop("tmpdir", None)
     return compile_plan(context(*entries, **more), Tree(SYSTEM | tree), cwd=os.fsencode(cwd), **options)
 
@@ -409,6 +412,105 @@ def test_the_proc_of_the_host_is_never_part_of_a_view() -> None:
     assert Tmpfs(b"/proc", 0) in compiled(tree, ROOT, path("/proc", "deny")).steps
     with pytest.raises(PlanError, match="deny-read path /proc/self/environ: inside there is another /proc"):
         compiled(tree, ROOT, path("/proc/self/environ", "deny"))
+
+
+TEMPORARY = special("tmpdir", "write")
+
+
+def test_links_in_a_directory_for_temporary_files_can_be_turned() -> None:
+    tree = {"/t/l": "/real", "/real/secret": b"", "/real/x": b""}
+    for entry in (path("/t/l/secret", "deny"), path("/t/l", "write"), path("/t/l/x", "read")):
+        with pytest.raises(PlanError, match="crosses writable symlink /t/l"):
+            compiled(tree, ROOT, TEMPORARY, entry, tmpdir=b"/t")
+
+
+def test_a_repository_among_temporary_files_is_protected() -> None:
+    own = "/t/main/.git/worktrees/W"
+    tree = {"/w/.git": f"gitdir: {own}".encode(), f"{own}/commondir": b"../..\n", "/t/main/.git/hooks/x": b""}
+    plan = compiled(tree, ROOT, W, TEMPORARY, tmpdir=b"/t")
+    assert plan.access(b"/t/main/.git/hooks") == "read"
+    assert plan.access(b"/t/main") == "write"
+
+
+def test_a_match_with_another_name_stays_where_it_is() -> None:
+    """The pattern finds a link; if what it leads to could be moved, the next plan would find nothing."""
+    tree = {"/ro/m.env": "/w/x/deep/priv", "/w/x/deep/priv": b"", "/w/y/direct.env": b""}
+    plan = compiled(tree, ROOT, W, pattern("/ro/*.env"), pattern("/w/*/*.env"))
+    bound = [step.target for step in plan.steps if isinstance(step, Bind) and step.writable]
+    assert {b"/w/x", b"/w/x/deep"} <= set(bound)
+    assert b"/w/y" not in bound
+
+
+def test_what_is_named_keeps_its_place_though_a_pattern_fits_it() -> None:
+    tree = {"/w/a/prod.env": b""}
+    for named in ("read", "deny"):
+        plan = compiled(tree, ROOT, W, path("/w/a/prod.env", named), pattern("/w/**/*.env"))
+        assert Bind(b"/w/a", b"/w/a", writable=True) in plan.steps
+        assert plan.access(b"/w/a/prod.env") == "none"
+
+
+def test_where_nobody_can_make_something_nothing_else_takes_the_place() -> None:
+    tree = Tree(SYSTEM | {"/w/d/x": b""})
+    tree.makers[b"/w/d"] = "nobody"
+    plan = compile_plan(context(ROOT, W, path("/w/d/cfg", "read")), tree, cwd=b"/")
+    assert Bind(b"/w/d", b"/w/d", writable=True) in plan.steps
+
+
+def test_what_cannot_be_looked_at_now_may_be_seen_later() -> None:
+    class Unseen(Tree):
+        def look(self, path: bytes) -> Look:
+            return Look("missing", unseen=True) if path == b"/w/d/sec" else super().look(path)
+
+    for access in ("deny", "read"):
+        for for_files in (True, False):
+            with pytest.raises(PlanError, match="the mode of /w/d forbids to look"):
+                compile_plan(
+                    context(ROOT, W, path("/w/d/sec", access)),
+                    Unseen(SYSTEM | {"/w/d/x": b""}),
+                    cwd=b"/",
+                    for_files=for_files,
+                )
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"/w/.git": b"gitdir: l/repo.git", "/w/l": "/ro", "/ro/repo.git/x": b""}, "writable symlink /w/l"),
+        ({"/w/.git": b"gitdir: l/repo.git", "/w/l": "/gone"}, "writable symlink /w/l"),
+        ({"/w/.git": b"gitdir: sub/../../ro/r", "/w/sub/x": b"", "/ro/r/x": b""}, "leads back"),
+        (
+            {
+                "/w/.git": b"gitdir: wt",
+                "/w/wt/commondir": b"../l/repo.git",
+                "/w/l": "/ro",
+                "/ro/repo.git/x": b"",
+            },
+            "writable symlink /w/l",
+        ),
+    ],
+)
+def test_ways_to_a_repository_that_could_be_turned(tree: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        compiled(tree, ROOT, W)
+
+
+def test_a_repository_with_a_common_one() -> None:
+    plan = compiled({"/w/.git/commondir": b"../store\n", "/w/store/hooks/x": b""}, ROOT, W)
+    assert plan.access(b"/w/store/hooks") == "read"
+
+
+def test_what_the_server_runs_is_kept_unless_it_is_named() -> None:
+    tree = {"/w/.venv/lib/m.py": b"", "/w/src/x": b""}
+    plan = compiled(tree, ROOT, W, kept=[b"/w/.venv", b"/usr"])
+    assert (plan.access(b"/w/.venv/lib"), plan.access(b"/w/src")) == ("read", "write")
+    named = compiled(tree, ROOT, W, path("/w/.venv", "write"), kept=[b"/w/.venv"])
+    assert named.access(b"/w/.venv/lib") == "write"
+
+
+def test_temporary_files_in_what_is_kept_twice() -> None:
+    tree = {"/w/.git/hooks/x": b"", "/w/.git/HEAD": b"x"}
+    plan = compiled(tree, ROOT, W, path("/w/.git/hooks", "read"), TEMPORARY, tmpdir=b"/w/.git/hooks")
+    assert plan.access(b"/w/.git/hooks") == "read"
 
 
 def test_a_subpath_with_a_nul_is_refused() -> None:

@@ -390,6 +390,37 @@ def test_a_directory_for_temporary_files_that_is_turned(
     assert not (project / target / "escaped").exists()
 
 
+SWAP = """\
+import ctypes, os, sys, time
+os.chdir(sys.argv[1])
+print("up", flush=True)
+libc = ctypes.CDLL(None)
+while not os.path.exists("stop"):
+    libc.renameat2(-100, b"mine", -100, b"link", 2)
+    time.sleep(0.0005)
+"""
+
+
+def test_a_directory_that_is_turned_all_the_time(
+    servers: Callable[[str], WebSocketPeer], tmp_path: Path
+) -> None:
+    """One command exchanges another one's TMPDIR for a link, again and again, while that is being started."""
+    peer = servers("bubblewrap")
+    shared, victim = tmp_path / "shared", tmp_path / "victim"
+    for folder in (shared / "mine", victim):
+        folder.mkdir(parents=True)
+    (shared / "link").symlink_to("../victim")
+    box = profile([entry(":root", "read"), entry(shared, "write"), entry(":tmpdir", "write")])
+    swapping = start_in(peer, box, "python3", "-c", SWAP, str(shared), env={"PATH": PATH})
+    peer.saw(swapping, b"up")
+    env = {"PATH": PATH, "TMPDIR": str(shared / "mine")}
+    for _ in range(60):
+        run_in(peer, box, "touch", str(victim / "escaped"), env=env)
+        assert not (victim / "escaped").exists()
+    (shared / "stop").touch()
+    peer.finished(swapping)
+
+
 def test_a_repository_behind_a_worktree(servers: Callable[[str], WebSocketPeer], tmp_path: Path) -> None:
     """What `.git` leads to names in turn where hooks and settings are; or it is not there yet."""
     peer = servers("bubblewrap")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,11 +45,11 @@ def turn(place: Path) -> None:
     workspace.symlink_to("../outside")
 
 
-def run(plan: Plan) -> tuple[int, str]:
-    spec = SpawnSpec(
-        argv=["sh", "-c", "echo > x; echo done"], cwd="/", env={"PATH": "/bin"}, tty=False, pipe_stdin=False
-    )
-    spec.prepare = lambda spec: launch.carry_out(plan, probe.backend(), spec)
+def run(
+    plan: Plan, again: Callable[[], Plan] | None = None, script: str = "echo > x; echo done"
+) -> tuple[int, str]:
+    spec = SpawnSpec(argv=["sh", "-c", script], cwd="/", env={"PATH": "/bin"}, tty=False, pipe_stdin=False)
+    spec.prepare = lambda spec: launch.carry_out(plan, probe.backend(), spec, again=again)
     child: Spawned = spawn(spec)
     said = ""
     for _, fd in child.outputs:
@@ -65,17 +65,8 @@ def run(plan: Plan) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(status), said
 
 
-@pytest.fixture
-def neighbour(place: Path) -> Iterator[None]:
-    """A sandbox that runs and may write to the directory that the workspace is in."""
-    token = object()
-    launch._live[token] = planned(place / "shared")
-    yield
-    del launch._live[token]
-
-
 @pytest.mark.parametrize("protected", [True, False])
-def test_turned_while_it_was_being_made(place: Path, neighbour: None, protected: bool) -> None:
+def test_turned_while_it_was_being_made(place: Path, protected: bool) -> None:
     """Either nothing can be made to mount upon where it was planned, or what was mounted is looked at."""
     plan = planned(place / "shared" / "workspace", protected=protected)
     turn(place)
@@ -86,32 +77,56 @@ def test_turned_while_it_was_being_made(place: Path, neighbour: None, protected:
     assert list((place / "outside").iterdir()) == []
 
 
-def test_without_anybody_who_could_nobody_looks(place: Path) -> None:
-    """Which shows what happens when nobody looks."""
+def test_what_is_turned_back_was_mounted_elsewhere(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the time somebody looks the file is the right one again. But nothing is mounted there."""
     plan = planned(place / "shared" / "workspace", protected=False)
+    workspace = place / "shared" / "workspace"
     turn(place)
+    looked = inspection._is_complete
+
+    def turn_back(pid: int) -> bool:
+        complete = looked(pid)
+        if complete and workspace.is_symlink():
+            workspace.unlink()
+            (place / "shared" / "away").rename(workspace)
+        return complete
+
+    monkeypatch.setattr(inspection, "_is_complete", turn_back)
     code, said = run(plan)
-    assert (code, said) == (0, "done\n")
-    assert [path.name for path in (place / "outside").iterdir()] == ["x"]
+    assert code != 0
+    assert "is not what it was when the sandbox was planned" in said
+    assert list((place / "outside").iterdir()) == []
 
 
-def test_as_planned(place: Path, neighbour: None) -> None:
+def test_what_is_denied_and_moved_meanwhile(place: Path) -> None:
+    """The name that is covered is that of another file by now."""
+    shared = place / "shared"
+    for name in ("a", "b"):
+        (shared / name).mkdir()
+    (shared / "a/x.env").write_text("secret")
+    context = decode_sandbox(workspace_write(shared, more=[entry(f"{shared}/*/x.env", "deny")]))
+
+    def again() -> Plan:
+        return compile_plan(context, ThisMachine(), cwd=os.fsencode(shared))
+
+    plan = again()
+    assert "done\n" in run(plan, again, "cat */x.env; echo done")[1]
+    (shared / "a").rename(shared / "c")
+    (shared / "b").rename(shared / "a")
+    (shared / "c").rename(shared / "b")
+    (shared / "a/x.env").write_text("")
+    code, said = run(plan, again, "cat */x.env")
+    assert code != 0
+    assert "secret" not in said
+
+
+def test_as_planned(place: Path) -> None:
     workspace = place / "shared" / "workspace"
     assert run(planned(workspace)) == (0, "done\n")
     assert [path.name for path in workspace.iterdir()] == ["x"]
 
 
-def test_who_could_turn_a_path(place: Path) -> None:
-    shared = planned(place / "shared")
-    path = os.fsencode(place / "shared")
-    assert launch._could_turn(shared, path + b"/workspace")
-    assert launch._could_turn(shared, path + b"/workspace/deep/er")
-    assert not launch._could_turn(shared, path), "it is a mount itself"
-    assert not launch._could_turn(shared, path + b"/.git"), "so is this"
-    assert not launch._could_turn(shared, os.fsencode(place / "outside"))
-
-
-def test_a_sandbox_that_never_was(place: Path, neighbour: None) -> None:
+def test_a_sandbox_that_never_was(place: Path) -> None:
     """Nobody waits for ever, and nothing stays open."""
     before = len(os.listdir("/proc/self/fd"))
     plan = planned(place / "shared" / "workspace")

@@ -6,13 +6,14 @@ import os
 import socket
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from exec_server.local.sandbox import look
+from exec_server.local.sandbox import look, probe
 from exec_server.local.sandbox.compile import compile_plan
 from exec_server.local.sandbox.links import Look
-from exec_server.local.sandbox.look import Recorder, ThisMachine, keep_private
+from exec_server.local.sandbox.look import Recorder, ThisMachine, keep_private, keep_secret, secret_files
 from exec_server.local.sandbox.mounts import Mounts
 from exec_server.local.sandbox.plan import PlanError
 from support.profiles import context, path, pattern, special
@@ -79,6 +80,16 @@ def test_private_places(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_private(b"/run/x")
     keep_private(b"/run/y")
     assert HERE.private() == Recorder(HERE).private() == (b"/run/x", b"/run/y")
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "landlock"])
+def test_files_that_are_kept_secret(monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:
+    """Where they can be hidden at all."""
+    monkeypatch.setattr(look, "_secret", ())
+    monkeypatch.setattr(probe, "backend", lambda: probe.Backend(name=backend))
+    assert secret_files() == ()
+    keep_secret(b"/keys/one")
+    assert secret_files() == ((b"/keys/one",) if backend == "bubblewrap" else ())
 
 
 def test_mounts_are_asked_for_again() -> None:

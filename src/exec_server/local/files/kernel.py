@@ -13,6 +13,7 @@ __all__ = [
     "RENAME_NOREPLACE",
     "RESOLVE_CACHED",
     "RESOLVE_NO_MAGICLINKS",
+    "RESOLVE_NO_SYMLINKS",
     "RESOLVE_NO_XDEV",
     "Event",
     "birth_time",
@@ -36,6 +37,9 @@ RESOLVE_NO_XDEV: Final = 0x01
 
 RESOLVE_NO_MAGICLINKS: Final = 0x02
 """Refuse (ELOOP) the links of `/proc` that lead to open files, whatever their names say."""
+
+RESOLVE_NO_SYMLINKS: Final = 0x04
+"""Refuse (ELOOP) every link on the way."""
 
 RESOLVE_CACHED: Final = 0x20
 """Refuse (EAGAIN) what the kernel cannot look up without waiting."""

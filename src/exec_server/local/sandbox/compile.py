@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -53,6 +54,7 @@ def compile_plan(
     tmpdir: bytes | None = None,
     readable: Sequence[bytes] = (),
     hidden: Sequence[bytes] = (),
+    kept: Sequence[bytes] = (),
     proxy: bool = False,
     for_files: bool = False,
 ) -> Plan:
@@ -60,7 +62,8 @@ def compile_plan(
 
     `cwd` is where a command is to start, and the policy's own directory if it names none. `readable` is
     what whoever runs inside needs to exist at all (an interpreter, a launcher), `hidden` what nobody
-    inside may see whatever the profile says. `proxy`: the network leads to proxies only. `for_files`: for
+    inside may see whatever the profile says, `kept` what nobody inside may change unless the profile names
+    it: the server runs it. `proxy`: the network leads to proxies only. `for_files`: for
     the helper that does file calls: it starts in `/`, without a network or anything of its own to write to.
     """
     network: Network = "proxy" if proxy else "open" if context.network == "enabled" else "closed"
@@ -87,7 +90,7 @@ def compile_plan(
     policy = resolve_entries(context, machine, cwd, tmpdir)
     if for_files and not has_full_read(context):
         policy = replace(policy, minimal=True)
-    view = _View(machine, policy, readable, hidden, network=network, for_files=for_files)
+    view = _View(machine, policy, readable, hidden, kept, network=network, for_files=for_files)
     return view.plan(network, cwd, sealed=for_files)
 
 
@@ -116,6 +119,7 @@ class _View:
         policy: Policy,
         readable: Sequence[bytes],
         hidden: Sequence[bytes],
+        kept: Sequence[bytes],
         *,
         network: Network,
         for_files: bool,
@@ -129,6 +133,8 @@ class _View:
         """Writable paths as they were named: what names them itself may be written in protected places."""
         self._searched: set[bytes] = set()
         """Directories that patterns begin with."""
+        self._fixed: set[bytes] = set()
+        """Directories in which something must not be made, and need not be covered, as nobody can."""
         self._protected: list[bytes] = []
         """Protected names in writable roots, whether they were named or not."""
 
@@ -139,7 +145,11 @@ class _View:
         self._place_needed((*(MINIMAL_ROOTS if policy.minimal else ()), *readable))
         self._check_links(rules)
         self._protect_metadata()
-        self._place_temporary(temporary)
+        if self._place_temporary(temporary):
+            # What was safe before may not be, now that there is one more place to write to.
+            self._check_links(rules)
+            self._protect_metadata()
+        self._keep(kept)
         self._deny_matches(policy)
         self._hide(hidden)
         self._hide(machine.private(), unless_out_of_reach=network != "open")
@@ -177,9 +187,11 @@ class _View:
                 self._nodes.setdefault(real.path, _Node("read", real.look, settled=identity))
                 self._links.update(real.links)
 
-    def _place_temporary(self, rules: Iterable[Rule]) -> None:
+    def _place_temporary(self, rules: Iterable[Rule]) -> bool:
         """TMPDIR: a place to write to, wherever it is, but never one to write to what is protected. It comes
-        last, so that what is protected is known: whoever can turn a link on the way could choose."""
+        last, so that what is protected is known: whoever can turn a link on the way could choose. Whether
+        there is one."""
+        placed = False
         for rule in rules:
             real = self._resolve(rule.path)
             access = self._access(real.path)
@@ -192,16 +204,26 @@ class _View:
             self._check_way(rule.path, "write", real.links)
             self._nodes[real.path] = _Node("write", real.look)
             self._links.update(real.links)
-            self._protect_metadata([real.path])
+            placed = True
+        return placed
 
     def _is_kept(self, path: bytes) -> bool:
-        """Whether it must not change though it is in a place that can be written."""
+        """Whether it must not change though it is, with whatever is kept around it, in a place that can be
+        written."""
         place: bytes | None = path if path in self._nodes else self._above(path)
-        return (
-            place is not None
-            and self._nodes[place].access != "write"
-            and self._access(place, but=place) == "write"
-        )
+        if place is None or self._nodes[place].access == "write":
+            return False
+        while place is not None and self._nodes[place].access != "write":
+            place = self._above(place)
+        return place is not None
+
+    def _keep(self, paths: Iterable[bytes]) -> None:
+        """What must not change unless it was named."""
+        for path in paths:
+            real, identity = self._machine.settled(path)
+            if real.exists and self._access(real.path) == "write" and real.path not in self._written_as:
+                self._check_way(path, "read", real.links)
+                self._nodes[real.path] = _Node("read", real.look, settled=identity)
 
     def _check_links(self, rules: Iterable[Rule]) -> None:
         for rule in rules:
@@ -215,10 +237,8 @@ class _View:
                     f"because it crosses writable symlink {_text(link)}"
                 )
 
-    def _protect_metadata(self, roots: list[bytes] | None = None) -> None:
-        """In all writable roots there are, or in these."""
-        known = [path for path, node in self._nodes.items() if _is_writable_directory(node)]
-        roots = known if roots is None else [root for root in known if root in roots]
+    def _protect_metadata(self) -> None:
+        roots = [path for path, node in self._nodes.items() if _is_writable_directory(node)]
         places = {root: [_below(root, name) for name in PROTECTED_NAMES] for root in roots}
         self._protected += [path for paths in places.values() for path in paths]
         for root in roots:
@@ -235,6 +255,8 @@ class _View:
             self._check_way(path, "read", ((path, look.leads_to),))
         if look.kind == "file" and path.endswith(b"/.git"):
             self._protect_git_directory(root, path)
+        elif look.kind == "directory" and path.endswith(b"/.git"):
+            self._protect_named(path, self._machine.head(_below(path, b"commondir")))
         node = self._nodes.get(path)
         access: Access = "deny" if node is not None and node.access == "deny" else "read"
         if look.kind == "missing" or (look.kind == "directory" and self._machine.is_empty(path)):
@@ -257,11 +279,16 @@ class _View:
         if not place or b"\n" in place or b"\0" in place:
             return None
         real = self._resolve(os.path.join(root, place))
+        self._check_way(real.path, "read", real.links)
+        if _leads_back(place):
+            raise PlanError(
+                f"cannot enforce sandbox read-only path {_text(real.path)} because {_text(root)} names it by "
+                f"a way that leads back, which somebody inside could turn elsewhere: {_text(place)}"
+            )
         if not real.exists:
             self._missing.append((real, "read"))
             return None
         if real.path not in self._written_as and self._access(real.path) == "write":
-            self._check_way(real.path, "read", real.links)
             self._nodes.setdefault(real.path, _Node("read", real.look))
         return real.path
 
@@ -277,7 +304,9 @@ class _View:
                     f"{_text(real.existing)} forbids to look, and a command could change that"
                 )
             if real.exists and access in ("read", "write"):
-                self._nodes[real.path] = _Node("deny", real.look, derived=True)
+                # A mask that moves along protects as well, but for what is known by another name.
+                derived = not real.links and real.path not in self._nodes
+                self._nodes[real.path] = _Node("deny", real.look, derived=derived)
 
     def _hide(self, paths: Iterable[bytes], *, unless_out_of_reach: bool = False) -> None:
         """Deny, whatever the rules say. A socket is out of reach of who has no network and cannot
@@ -318,6 +347,11 @@ class _View:
             access = "deny" if wanted == "deny" else "read"
             place = real.first_missing
             parent = os.path.dirname(place)
+            if real.look.unseen and self._access(parent) == "write":
+                raise PlanError(
+                    f"cannot enforce sandbox {_FORBIDS[access]} path {_text(real.path)}: the mode of "
+                    f"{_text(parent)} forbids to look, and a command could change that"
+                )
             look = self._machine.look(parent)
             if look.blank:
                 place, parent = parent, os.path.dirname(parent)
@@ -328,7 +362,10 @@ class _View:
                     f"cannot enforce sandbox {_FORBIDS[wanted]} path {_text(real.path)} "
                     f"because {_text(parent)} is not a directory"
                 )
-            if self._access(parent) != "write" or not self._can_be_made(place, access):
+            if self._access(parent) != "write":
+                continue
+            if not self._can_be_made(place, access):
+                self._fixed.add(parent)  # nobody makes it there; nor may something else take the place
                 continue
             before = self._nodes.get(place)
             if before is None:
@@ -421,7 +458,7 @@ class _View:
         for path, node in self._nodes.items():
             if not node.derived:  # a mask that moves along protects as well
                 self._pin(os.path.dirname(path), pins)
-        for place in self._searched:
+        for place in self._searched | self._fixed:
             # But what a pattern begins with must stay, or the pattern fits nothing the next time.
             if self._machine.look(place).kind == "directory":
                 self._pin(place, pins)
@@ -479,6 +516,14 @@ class _View:
             elif node is None or node.guard is None:
                 found.append(self._machine.identity(path))
         return tuple(found)
+
+
+def _leads_back(place: bytes) -> bool:
+    """Whether a path goes into a directory and out again."""
+    parts = [part for part in place.split(b"/") if part not in (b"", b".")]
+    return any(part == b".." and before != b".." for before, part in pairwise(parts)) or (
+        place.startswith(b"/") and b".." in parts
+    )
 
 
 def _is_writable_directory(node: _Node) -> bool:

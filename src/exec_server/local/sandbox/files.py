@@ -31,6 +31,7 @@ from .direct import Answers, DirectCall
 from .entries import has_full_read
 from .helper_process import Answer, Key
 from .helpers import Helpers, program_roots
+from .installation import server_roots
 from .look import Machine, Recorder, ThisMachine, secret_files
 from .plan import Plan, PlanError
 
@@ -190,6 +191,7 @@ def _compile(context: SandboxContext, machine: Machine, roots: tuple[bytes, ...]
         tmpdir=os.fsencode(tmpdir) if tmpdir else None,
         readable=() if has_full_read(context) else roots,
         hidden=secret_files(),
+        kept=server_roots(),
         for_files=True,
     )
 

@@ -1,25 +1,29 @@
 """Holding a command back until its view has been looked at, and its proxies can be reached.
 
 A plan is made of paths, and bubblewrap follows them a few milliseconds later. A sandbox that runs
-meanwhile and may write to a directory on the way can put a link there and have something else mounted.
-So where that is possible bubblewrap is told to wait before it starts the command, what was mounted is
-compared with what the plan is about, by device and inode, and only then may the command begin. In a
-managed network it is the relay that says when.
+meanwhile and may write to a directory on the way can put a link there and have something else mounted, or
+have it mounted elsewhere. So bubblewrap is told to wait before it starts the command. There must be a mount
+at every path the plan has one for, and it must be of the file that was planned, by device and inode; and
+what is denied must not have moved meanwhile. Only then may the command begin. In a managed network it is the
+relay that says when.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
 from _thread import start_new_thread
+from collections.abc import Callable
 from typing import Final
 
 from ... import log
 from ..process import tree
+from .links import open_unlinked
 from .mountpoints import is_running
-from .plan import Identity, Plan
+from .plan import Bind, EmptyFile, Identity, Plan, Tmpfs
 from .proxies import Route
 
 __all__ = ["Inspection"]
@@ -28,16 +32,29 @@ PATIENCE: Final = 30.0
 """Seconds for bubblewrap to put a view together."""
 
 _PAUSE: Final = 0.0005
+_ESCAPE: Final = re.compile(rb"\\([0-7]{3})")
 _RELAY: Final = os.path.join(os.path.dirname(__file__), "relay.py")
 
 
 class Inspection:
     """Two pipes: one that tells who is inside, one that makes it wait."""
 
-    def __init__(self, plan: Plan, *, look: bool, routes: list[Route], tag: int | None) -> None:
-        """`look` at what was mounted; have a relay for `routes`, marked with the tag of the command."""
-        # What is covered cannot be seen, and need not be.
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        look: bool,
+        routes: list[Route],
+        tag: int | None,
+        again: Callable[[], Plan] | None = None,
+    ) -> None:
+        """`look` at what was mounted; have a relay for `routes`, marked with the tag of the command. `again`
+        makes the plan once more."""
+        # What is covered cannot be seen, but where it was can be asked.
         self._seen = [seen for seen in plan.seen if plan.access(seen.path) != "none"] if look else []
+        self._targets = {step.target for step in plan.steps if isinstance(step, Bind | Tmpfs | EmptyFile)}
+        self._covered = {} if again is None or not look else _denied_files(plan)
+        self._again = again
         self._routes = routes
         self._tag = tag
         self._news, told = os.pipe()
@@ -105,9 +122,25 @@ class Inspection:
             if time.monotonic() > deadline:
                 return f"the sandbox was not put together in {PATIENCE:g} seconds"
             time.sleep(_PAUSE)
-        for seen in self._seen:
-            if not _is_same(pid, seen):
-                return f"{os.fsdecode(seen.path)} is not what it was when the sandbox was planned"
+        if not self._seen:
+            return None
+        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            wrong = next((seen.path for seen in self._seen if not _is_same(root, seen)), None)
+        finally:
+            os.close(root)
+        wrong = wrong or next(iter(self._targets - _mount_points(pid)), None) or self._moved()
+        return (
+            None if wrong is None else f"{os.fsdecode(wrong)} is not what it was when the sandbox was planned"
+        )
+
+    def _moved(self) -> bytes | None:
+        """What is denied and has another name by now than the one that is covered."""
+        if self._again is None or not self._covered:
+            return None
+        for file, names in _denied_files(self._again()).items():
+            if file in self._covered and not names <= self._covered[file]:
+                return min(self._covered[file])
         return None
 
     def _start_relay(self, pid: int) -> int:
@@ -129,12 +162,32 @@ def _is_complete(pid: int) -> bool:
         return False
 
 
-def _is_same(pid: int, seen: Identity) -> bool:
+def _is_same(root: int, seen: Identity) -> bool:
     try:
-        found = os.lstat(b"/proc/%d/root" % pid + seen.path)
-    except (FileNotFoundError, NotADirectoryError):
+        descriptor = open_unlinked(seen.path, root)
+    except OSError:
         return False
+    try:
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
     return (found.st_dev, found.st_ino) == (seen.device, seen.inode)
+
+
+def _mount_points(pid: int) -> set[bytes]:
+    """Where something is mounted in the view of a process."""
+    with open(f"/proc/{pid}/mountinfo", "rb") as file:
+        places = [line.split(b" ", 5)[4] for line in file]
+    return {_ESCAPE.sub(lambda code: bytes([int(code[1], 8)]), place) for place in places}
+
+
+def _denied_files(plan: Plan) -> dict[tuple[int, int], set[bytes]]:
+    """What a plan covers because it is denied: which files, and by which names."""
+    found: dict[tuple[int, int], set[bytes]] = {}
+    for seen in plan.seen:
+        if seen.inode and plan.access(seen.path) == "none":
+            found.setdefault((seen.device, seen.inode), set()).add(seen.path)
+    return found
 
 
 def _refuse(pid: int, reason: str) -> None:

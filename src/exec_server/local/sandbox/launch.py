@@ -7,7 +7,7 @@ What cannot be had is refused here; nothing is ever started with less of a sandb
 from __future__ import annotations
 
 import os
-from _thread import _local, allocate_lock
+from _thread import _local
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -24,9 +24,10 @@ from .compile import compile_plan
 from .confine import Confinement
 from .entries import Unsuitable, check_entries
 from .first import FirstProcess
+from .installation import server_roots
 from .landlock import Inexpressible
 from .look import ThisMachine, secret_files
-from .plan import Bind, Plan, PlanError, Tmpfs, covers
+from .plan import Bind, Plan, PlanError, covers
 from .probe import Backend
 from .proxies import NoProxies, Route, reroute
 
@@ -41,9 +42,6 @@ NO_PROXIES_EXIT: Final = 101
 _SAY_AND_EXIT: Final = 'printf "%s\\n" "$0" >&2; exit "$1"'
 
 _of_thread = _local()
-_lock = allocate_lock()
-_live: dict[object, Plan] = {}
-"""What runs now may change: a path below what it may write can be turned elsewhere at any moment."""
 
 
 def check_context(context: SandboxContext) -> None:
@@ -71,21 +69,26 @@ def preparer(context: SandboxContext, *, proxy: bool = False) -> Callable[[Spawn
             except NoProxies as error:
                 return refusal(f"failed to prepare host proxy routing bridge: {error}", NO_PROXIES_EXIT)
         tmpdir = spec.env.get("TMPDIR")
+
+        def make_plan() -> Plan:
+            return compile_plan(
+                context,
+                ThisMachine(),
+                cwd=os.fsencode(spec.cwd),
+                tmpdir=os.fsencode(tmpdir) if tmpdir else None,
+                hidden=secret_files(),
+                kept=server_roots(),
+                proxy=proxy,
+            )
+
         for _ in range(ATTEMPTS):
             try:
-                plan = compile_plan(
-                    context,
-                    ThisMachine(),
-                    cwd=os.fsencode(spec.cwd),
-                    tmpdir=os.fsencode(tmpdir) if tmpdir else None,
-                    hidden=secret_files(),
-                    proxy=proxy,
-                )
+                plan = make_plan()
             except PlanError as error:
                 return refusal(f"error building bubblewrap command: Fatal error: {error}", 1)
             except OSError as error:
                 return refusal(f"error building bubblewrap command: Fatal error: {failure(error).message}", 1)
-            launch = carry_out(plan, backend, spec, routes)
+            launch = carry_out(plan, backend, spec, routes, again=make_plan)
             if all(os.path.lexists(step.source) for step in plan.steps if isinstance(step, Bind)):
                 return launch
             _give_back(launch)
@@ -97,13 +100,20 @@ def preparer(context: SandboxContext, *, proxy: bool = False) -> Callable[[Spawn
 
 
 def carry_out(
-    plan: Plan, backend: Backend, spec: SpawnSpec, routes: Sequence[Route] = (), *, helper: bool = False
+    plan: Plan,
+    backend: Backend,
+    spec: SpawnSpec,
+    routes: Sequence[Route] = (),
+    *,
+    helper: bool = False,
+    again: Callable[[], Plan] | None = None,
 ) -> Launch:
     """The plan by what this machine has. RpcError -32602 if it cannot be carried out in full.
 
     `routes` are the proxies that can be reached, if the plan's network leads to any. `helper`: our
     own code runs inside, which may cover names there; releasing it waits for the end of everybody inside,
-    even if nothing of the plan's own depends on that.
+    even if nothing of the plan's own depends on that. `again` makes the plan once more, to see whether what
+    is denied has moved meanwhile.
     """
     if plan.kind == "plain":
         return Launch(spec.argv, spec.env, spec.arg0)
@@ -112,7 +122,7 @@ def carry_out(
             confinement = Confinement(seccomp.program(plan.network), None, network=False)
             return Launch(spec.argv, spec.env, spec.arg0, confine=lambda _, start: confinement.run(start))
         if plan.kind == "view" and backend.name == "bubblewrap":
-            return _in_bubblewrap(plan, backend, spec, list(routes), helper)
+            return _in_bubblewrap(plan, backend, spec, list(routes), helper, again)
         if plan.kind == "view" and backend.name == "landlock":
             return _under_landlock(plan, spec)
     except mountpoints.Turned as error:
@@ -164,21 +174,20 @@ def _under_landlock(plan: Plan, spec: SpawnSpec) -> Launch:
 
 
 def _in_bubblewrap(
-    plan: Plan, backend: Backend, spec: SpawnSpec, routes: list[Route], helper: bool
+    plan: Plan,
+    backend: Backend,
+    spec: SpawnSpec,
+    routes: list[Route],
+    helper: bool,
+    again: Callable[[], Plan] | None,
 ) -> Launch:
     notes = os.fsencode(mountpoints.folder())
     claim = mountpoints.claim(_mount_points(plan))
-    token = object()
     tag = spec.tag
-    turnable = _can_be_turned(plan)
-    with _lock:
-        _live[token] = plan
     inspection = None
     first = None
 
     def release(pidfd: int | None) -> None:
-        with _lock:
-            _live.pop(token, None)
         orderly = pidfd is None or _ended_by_itself(pidfd)
         if not orderly and tag is not None:
             # A keeper that is killed while it makes a view leaves somebody behind who waits for it, for ever.
@@ -195,10 +204,10 @@ def _in_bubblewrap(
     try:
         if helper or claim is not None:
             first = FirstProcess()
-        if turnable or routes:
+        if plan.seen or routes:
             from .inspection import Inspection
 
-            inspection = Inspection(plan, look=turnable, routes=routes, tag=spec.tag)
+            inspection = Inspection(plan, look=bool(plan.seen), routes=routes, tag=spec.tag, again=again)
         command = bubblewrap.build(
             plan,
             backend,
@@ -247,24 +256,6 @@ def _mount_points(plan: Plan) -> dict[bytes, bool | None]:
             points[target] = None
     points.update((point.path, point.directory) for point in plan.created)
     return points
-
-
-def _can_be_turned(plan: Plan) -> bool:
-    """Whether a sandbox that runs now could make a path of this plan lead elsewhere before it is mounted."""
-    with _lock:
-        others = list(_live.values())
-    return any(_could_turn(other, identity.path) for other in others for identity in plan.seen)
-
-
-def _could_turn(other: Plan, path: bytes) -> bool:
-    """Mounts cannot be renamed or replaced from inside; every other name in what can be written can be."""
-    fixed = {step.target for step in other.steps if isinstance(step, Bind | Tmpfs)}
-    while path != b"/":
-        parent = os.path.dirname(path)
-        if path not in fixed and other.access(parent) == "write":
-            return True
-        path = parent
-    return False
 
 
 def _ended_by_itself(pidfd: int) -> bool:

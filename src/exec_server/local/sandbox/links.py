@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
+from ..files.kernel import RESOLVE_NO_SYMLINKS, open_resolving
 from .plan import PlanError
 
-__all__ = ["Look", "Real", "resolve"]
+__all__ = ["Look", "Real", "open_unlinked", "resolve"]
 
 MAX_LINKS: Final = 40
 """Links that one path may lead through, as for the kernel."""
@@ -76,3 +79,37 @@ def resolve(path: bytes, look: Callable[[bytes], Look]) -> Real:
         else:
             here, found = following, there
     return Real(here, found, here, tuple(links))
+
+
+_LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_unlinked(path: bytes, root: int | None = None) -> int:
+    """A descriptor of what is at a path without links, of the machine or below another root. ELOOP or ENOTDIR
+    if there is a link, on the way or at its end."""
+    below = path if root is None else path.lstrip(b"/") or b"."
+    try:
+        return _not_a_link(open_resolving(below, _LOOK, RESOLVE_NO_SYMLINKS, dir_fd=root))
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
+    return _step_by_step(path, root)
+
+
+def _step_by_step(path: bytes, root: int | None) -> int:
+    """For kernels before 5.6."""
+    here = os.open(b"/", _LOOK) if root is None else os.dup(root)
+    for step in filter(None, path.split(b"/")):
+        try:
+            following = _not_a_link(os.open(step, _LOOK, dir_fd=here))
+        finally:
+            os.close(here)
+        here = following
+    return here
+
+
+def _not_a_link(descriptor: int) -> int:
+    if stat.S_ISLNK(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+    return descriptor

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from ..files.kernel import birth_time
-from .links import Look, Real, resolve
+from .links import Look, Real, open_unlinked, resolve
 from .mounts import Mounts, mounts
 from .plan import Identity, PlanError
 
@@ -186,11 +186,16 @@ class ThisMachine:
 
     def identity(self, path: bytes) -> Identity:
         try:
-            info = os.lstat(path)
-            born = birth_time(path, follow=False)
-        except OSError:
+            descriptor = open_unlinked(path)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise PlanError(f"{_text(path)} was made a link while the sandbox was planned") from None
             return Identity(path, 0, 0, 0)
-        return Identity(path, info.st_dev, info.st_ino, born)
+        try:
+            info = os.fstat(descriptor)
+            return Identity(path, info.st_dev, info.st_ino, birth_time(b"", dir_fd=descriptor))
+        finally:
+            os.close(descriptor)
 
     def maker(self, directory: bytes) -> Maker:
         user = os.geteuid()
