@@ -46,3 +46,25 @@ def test_a_line_gets_through_when_nothing_can_be_imported() -> None:
 
 def test_a_closed_stderr_is_survived() -> None:
     assert written("debug", setup="sys.stderr.close()") == ""
+
+
+def test_text_of_others_stays_on_its_line() -> None:
+    """And moves no cursor; what came with an exception is shown over several lines, as ever."""
+    said = written(
+        "off",
+        setup="""
+log.configure("error", False)
+log.error("e\\x1b[2J", reason="a\\r\\nError: forged \\x9b1m", number=3, what=b"\\x1b")
+try:
+    raise ValueError("first\\x1b[2J")
+except ValueError as error:
+    log.error("x", exc_info=error)
+""",
+    )
+    first, *rest = said.splitlines()
+    assert r"e\x1b[2J" in first
+    assert r"nError: forged" in first  # with as many backslashes as its quotes need
+    assert r"x9b1m" in first
+    assert "number=3" in first
+    assert any(r"ValueError: first\x1b[2J" in line for line in rest), rest
+    assert "\x1b" not in said

@@ -6,9 +6,10 @@ structlog does the work, and is imported by the first line that is really writte
 from __future__ import annotations
 
 import sys
+from collections.abc import MutableMapping
 from typing import Any, Final
 
-__all__ = ["LEVELS", "configure", "debug", "error", "info", "warning"]
+__all__ = ["LEVELS", "configure", "debug", "error", "escaped", "info", "warning"]
 
 LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 100}
 """Names for `--log-level`."""
@@ -74,9 +75,28 @@ def _make_logger() -> Any:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
+            _escape,
             renderer,
         ],
     )
+
+
+def escaped(text: str) -> str:
+    """On one line, and without anything that would steer a terminal: there may be words of a peer in it."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _escape(_: Any, __: str, details: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Every text of a line; a traceback keeps its lines."""
+    if _as_json:
+        return details  # which escapes in its own way
+    for name, value in details.items():
+        if isinstance(value, str):
+            lines = value.split("\n") if name == "exception" else [value]
+            details[name] = "\n".join(map(escaped, lines))
+    return details
 
 
 def _write_plainly(level: str, event: str, details: dict[str, Any]) -> None:

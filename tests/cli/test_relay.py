@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from click.testing import CliRunner, Result
 
 from exec_server.cli.relay_keys import relay
@@ -97,3 +101,70 @@ def test_an_authority_of_ones_own(tmp_path: Path) -> None:
             server.close()
 
     asyncio.run(main())
+
+
+EVIL = "\x1b[2J\x1b]0;title\x07evil\r\nError: forged \x9b1m"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"text": EVIL},
+        {"text": json.dumps({"error": {"code": EVIL, "message": EVIL}}), "content_type": "application/json"},
+    ],
+)
+def test_what_a_registry_says_stays_on_one_line(tmp_path: Path, answer: dict[str, str]) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=403, **answer)  # type: ignore[arg-type]  # all are texts
+
+    async def main() -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{rest:.*}", refuse)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        token = tmp_path / "token"
+        token.write_text("t")
+        ends = await asyncio.gather(
+            program("run", "--url", f"relay+{url}/box", "--token-file", str(token), "--", "true"),
+            program(
+                *("--remote", url, "--environment-id", "box", "--key-file", str(tmp_path / "key")),
+                EXEC_SERVER_API_KEY="k",
+            ),
+        )
+        for code, said in ends:
+            (line,) = said.splitlines()
+            assert (code, line.startswith("Error: ")) == (1, True), said
+            assert r"evil\r\nError: forged \x9b1m" in line
+            assert "\x1b" not in said
+        await runner.cleanup()
+
+    asyncio.run(main())
+
+
+SERVER = """
+import json, sys
+evil = sys.argv[2].encode().decode("unicode_escape")
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    answer = {"id": message["id"], "error": {"code": -32000, "message": evil}}
+    if message["method"] == "initialize" and sys.argv[1] == "later":
+        answer = {"id": message["id"], "result": {"sessionId": "s"}}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_what_a_server_says_stays_on_one_line(tmp_path: Path, when: str) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    evil = EVIL.encode("unicode_escape").decode()
+    command = shlex.join([sys.executable, str(script), when, evil])
+    code, said = asyncio.run(program("run", "--url", f"stdio:{command}", "--", "true"))
+    assert code == (1 if when == "at once" else 127), said
+    assert "\x1b" not in said
+    assert r"evil\r\nError: forged \x9b1m" in said
+    assert "\nError: forged" not in said

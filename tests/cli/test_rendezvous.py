@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import signal
+import ssl
 import subprocess
 import urllib.error
 import urllib.request
@@ -12,12 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 from click.testing import CliRunner, Result
 
 from exec_server.cli.rendezvous import rendezvous
 from exec_server.rendezvous.store import EmbeddedStore, Registered
 from support.server import COMMAND, server_environment
+from support.tls import certificate
 from support.wait import eventually
 
 
@@ -26,9 +30,9 @@ def call(*words: str, **env: str) -> Result:
 
 
 @contextmanager
-def running(data: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(data: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     node = subprocess.Popen(
-        [COMMAND, "rendezvous", "--data", str(data)],
+        [COMMAND, "rendezvous", "--data", str(data), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -172,3 +176,78 @@ def _public_key() -> dict[str, str]:
     from exec_server.relay.keys import Identity
 
     return Identity.generate().public.to_object()
+
+
+def test_keys_with_bounds_are_listed(tmp_path: Path) -> None:
+    data = ("--data", str(tmp_path))
+    for words in (
+        ("plain",),
+        ("short", "--expires", "90d"),
+        ("a", "--environment", "x", "--environment", "y"),
+    ):
+        assert call("key", "add", *words, *data).exit_code == 0
+    plain, short, scoped = [line.split("\t")[4:] for line in call("key", "list", *data).output.splitlines()]
+    assert plain == ["active", "all", "never"]
+    assert (short[:2], short[2][:2]) == (["active", "all"], "20")
+    assert scoped == ["active", "x,y", "never"]
+    assert call("key", "revoke", "short", *data).exit_code == 0
+    assert "\trevoked\t" in call("key", "list", *data).output
+    for words in (("--expires", "soon"), ("--expires", "0d"), ("--environment", "a/b"), ("--expires", "-1d")):
+        assert call("key", "add", "n", *words, *data).exit_code == 2
+    assert call("key", "add", "n", "--role", "admin", "--environment", "x", *data).exit_code == 2
+
+
+def test_a_renewed_certificate_is_taken_on_sighup(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    words = ("--listen", "https://127.0.0.1:0", "--tls-cert", str(cert), "--tls-key", str(key))
+    with running(tmp_path / "data", *words) as (node, url):
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        before = ssl.get_server_certificate(address, timeout=20)
+        assert before.split() == cert.read_text().split()
+        certificate(tmp_path)
+        node.send_signal(signal.SIGHUP)
+        eventually(lambda: ssl.get_server_certificate(address, timeout=20) != before, "the new certificate")
+        now = ssl.get_server_certificate(address, timeout=20)
+        assert now.split() == cert.read_text().split()
+        cert.write_text("broken")
+        node.send_signal(signal.SIGHUP)
+        assert node.stderr is not None
+        assert "goes on with the certificate it has" in node.stderr.readline()
+        assert ssl.get_server_certificate(address, timeout=20) == now
+        assert node.poll() is None
+
+
+def test_sighup_does_not_end_it(tmp_path: Path) -> None:
+    with running(tmp_path, "--log-level", "info") as (node, url):
+        node.send_signal(signal.SIGHUP)
+        assert node.stderr is not None
+        assert "SIGHUP" in node.stderr.readline()
+        assert ask(f"{url}/healthz") == (200, "ok")
+
+
+def test_the_signing_secret_is_rotated_while_it_runs(tmp_path: Path) -> None:
+    key = call("key", "add", "n", "--data", str(tmp_path)).output.strip()
+    question = json.dumps({"security_profile": "noise_hybrid_ik_v1", "executor_public_key": _public_key()})
+
+    def registered() -> str:
+        status, text = ask(f"{url}/cloud/environment/e/register", key, question.encode())
+        assert status == 200
+        return str(json.loads(text)["url"])
+
+    async def opens(address: str) -> bool:
+        async with aiohttp.ClientSession() as session, session.ws_connect(address) as socket:
+            return not socket.closed
+
+    with running(tmp_path) as (_, url):
+        before = registered()
+        done = call("secret", "rotate", "--data", str(tmp_path))
+        assert (done.exit_code, done.stdout) == (0, "")
+        eventually(lambda: registered() != before, "another signature")
+        assert asyncio.run(opens(before))  # for a while
+        assert asyncio.run(opens(registered()))
+    with (
+        running(tmp_path) as (_, again),
+        pytest.raises(aiohttp.WSServerHandshakeError, match="401"),
+    ):
+        asyncio.run(opens(before.replace(url.removeprefix("http"), again.removeprefix("http"))))
+    assert call("secret", "rotate", "--data", str(tmp_path / "typo")).exit_code == 1

@@ -49,6 +49,16 @@ def test_variables_and_directory(where: list[str]) -> None:
     assert run(where, "--setenv", "nonsense", "--", "true").returncode == 2
 
 
+def test_credentials_are_handed_on_here_and_nowhere_else(server: RunningServer) -> None:
+    """Here the command is as much ours as the terminal, unless it is sandboxed."""
+    env = {**os.environ, "CODEX_API_KEY": "mine"}
+    say = ("--", "sh", "-c", "echo [$CODEX_API_KEY]")
+    assert run([], *say, env=env).stdout == b"[mine]\n"
+    assert run([], "--setenv", "CODEX_API_KEY=other", *say, env=env).stdout == b"[other]\n"
+    for where in (["--sandbox", "read-only"], ["--url", server.url]):
+        assert run(where, *say, env=env).stdout == b"[]\n"
+
+
 def test_signals_are_passed_on(where: list[str]) -> None:
     script = "trap 'echo got it; exit 6' TERM; echo ready; while :; do sleep 0.05; done"
     command = [COMMAND, "run", *where, "--", "sh", "-c", script]

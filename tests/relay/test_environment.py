@@ -7,19 +7,23 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
 
+from exec_server.client.client import State
 from exec_server.relay import environment as module
 from exec_server.relay import registry as registry_module
+from exec_server.relay import retiring
 from exec_server.relay.credentials import Bearer
 from exec_server.relay.environment import RegistrationFailed, RemoteEnvironment
 from exec_server.relay.keys import Identity, PublicKey
 from exec_server.relay.registry import Registry
+from exec_server.rendezvous.store import EmbeddedStore
 from support.wait import eventually_async
 
-from .stage import KEY, Stage, stage
+from .stage import KEY, Stage, add_key, stage
 from .support import Remembering
 
 Scenario = Callable[[Stage], Awaitable[None]]
@@ -212,14 +216,123 @@ def test_a_key_the_registry_does_not_know(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+# Another key -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acks", [True, False])
+def test_another_key_while_streams_go_on(tmp_path: Path, acks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is here stays, who comes is shown the new key, and the old connection ends with its last stream."""
+    monkeypatch.setattr(retiring, "LOOK_SECONDS", 0.02)
+
+    async def scenario(stage: Stage) -> None:
+        stage.start_environment()
+        await stage.connected.wait()
+        environment, router = stage.environment, stage.node.router
+        assert environment is not None
+        assert router is not None
+        here = await stage.client(acks=acks)
+        process = await here.start(["cat"], stdin=True)
+        states: list[State] = []
+        here.on_state(states.append)
+        environment.renew()  # nothing is new
+        await environment._renewing  # type: ignore[misc]  # it is there
+        assert environment._next is None
+        new = Identity.generate()
+        environment._load_identity = lambda: new
+        stage.connected.clear()
+        environment.renew()
+        await stage.connected.wait()
+        registry = Registry(stage.node.url, "env-1", Bearer(KEY))
+        assert (await registry.connect(stage.harness_identity.public)).executor_key == new.public
+        await registry.close()
+        assert len(router.registrations()) == 2
+        await add_key(tmp_path, "somebody-elses", "harness")  # which has nodes look at what is registered
+        there = await stage.client(acks=acks)
+        for text in (b"one\n", b"two\n"):
+            assert (await there.run(["cat"], data=text)).stdout == text
+            await process.write(text)
+        await process.close_stdin()
+        assert b"".join([chunk.data async for chunk in process.output()]) == b"one\ntwo\n"
+        assert states == []
+        await here.close()
+        await eventually_async(lambda: len(router.registrations()) == 1, "the end of the old connection")
+        assert environment._retiring == set()
+        assert (await there.run(["echo", "still"])).stdout == b"still\n"
+        await there.close()
+
+    play(tmp_path, scenario)
+
+
+def test_a_key_that_the_registry_does_not_want(tmp_path: Path) -> None:
+    """All goes on as it was."""
+
+    async def scenario(stage: Stage) -> None:
+        stage.start_environment()
+        await stage.connected.wait()
+        environment = stage.environment
+        assert environment is not None
+        client = await stage.client()
+        good = environment._registry._credentials
+        environment._registry._credentials = Bearer("esk_wrong")
+        undone = asyncio.Event()
+
+        def undo() -> None:
+            environment._registry._credentials = good
+            undone.set()
+
+        environment.renew(reconnect=True, undo=undo)
+        await undone.wait()
+        assert (await client.run(["echo", "there"])).stdout == b"there\n"
+        again = await stage.client()
+        assert (await again.run(["echo", "too"])).stdout == b"too\n"
+        for one in (client, again):
+            await one.close()
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_another_api_key(tmp_path: Path) -> None:
+    """It is shown from now on, also for the connection; the old one may be revoked and nothing ends."""
+
+    async def scenario(stage: Stage) -> None:
+        await add_key(tmp_path, "esk_second", "environment")
+        await add_key(tmp_path, "esk_harness", "harness")
+        stage.start_environment()
+        await stage.connected.wait()
+        environment = stage.environment
+        assert environment is not None
+        client = await stage.client(key="esk_harness")
+        process = await client.start(["cat"], stdin=True)
+        environment._registry._credentials = Bearer("esk_second")
+        stage.connected.clear()
+        environment.renew(reconnect=True)
+        await stage.connected.wait()
+        store = EmbeddedStore(str(tmp_path))
+        assert await store.revoke_key("t-any--tests")
+        await store.close()
+        assert stage.node._service is not None
+        service = stage.node._service
+        await eventually_async(lambda: service.keys_revoked == 1, "the revocation")
+        await process.write(b"on\n")
+        await process.close_stdin()
+        assert b"".join([chunk.data async for chunk in process.output()]) == b"on\n"
+        assert service.cut == 0
+        await client.close()
+
+    play(tmp_path, scenario)
+
+
 # Registries that misbehave -----------------------------------------------------------------------
 
 
 class Scripted:
     """A registry that answers as told, one answer per call."""
 
-    def __init__(self, *answers: tuple[int, Any]) -> None:
+    def __init__(self, *answers: tuple[Any, ...], port: int = 0) -> None:
+        """Of each answer: its status, its body, and its headers, if there are any."""
         self.answers = list(answers)
+        self._port = port
         self.requests: list[tuple[str, dict[str, str], Any]] = []
         self.url = ""
 
@@ -228,7 +341,7 @@ class Scripted:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/base/"
         return self
@@ -239,11 +352,13 @@ class Scripted:
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.text()
         self.requests.append((request.path, dict(request.headers), json.loads(body) if body else None))
-        status, answer = self.answers.pop(0)
+        status, answer, *headers = self.answers.pop(0)
         if callable(answer):
             answer = answer(self)
         text = answer if isinstance(answer, str) else json.dumps(answer)
-        return web.Response(status=status, text=text, content_type="application/json")
+        return web.Response(
+            status=status, text=text, content_type="application/json", headers=headers[0] if headers else None
+        )
 
 
 def registered(**changes: Any) -> dict[str, Any]:
@@ -261,7 +376,7 @@ def refused(code: str, name: str = "error") -> dict[str, Any]:
     return {name: {"code": code, "message": "because"}}
 
 
-def run_against(*answers: tuple[int, Any], goes_on: bool = False) -> tuple[Scripted, BaseException | None]:
+def run_against(*answers: tuple[Any, ...], goes_on: bool = False) -> tuple[Scripted, BaseException | None]:
     """Run an environment until it fails or, if it goes on, until the answers are used up."""
 
     async def main() -> tuple[Scripted, BaseException | None]:
@@ -285,10 +400,6 @@ def run_against(*answers: tuple[int, Any], goes_on: bool = False) -> tuple[Scrip
         (403, refused("x")),
         (404, {}),
         (409, refused("registration_conflict", "detail")),
-        (429, {}),
-        (500, "oops"),
-        (502, {}),
-        (503, {}),
         (307, {}),
         (200, "not json"),
         (200, []),
@@ -303,6 +414,57 @@ def test_a_first_registration_that_fails_is_the_end(answer: tuple[int, Any]) -> 
     scripted, outcome = run_against(answer, answer)
     assert isinstance(outcome, RegistrationFailed)
     assert len(scripted.requests) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_registry_that_cannot_answer_yet_is_asked_again(
+    capsys: pytest.CaptureFixture[str], fresh_log: None
+) -> None:
+    """From the first time on; that it is so is said once, whatever is logged."""
+    answers = [(429, {}), (500, "oops"), (502, {}), (503, {}), (408, {}), (200, registered())]
+    scripted, outcome = run_against(*answers, goes_on=True)
+    assert isinstance(outcome, asyncio.CancelledError)
+    assert len(scripted.requests) == len(answers)
+    said = capsys.readouterr().err
+    assert (said.count("cannot register yet"), "HTTP 429" in said) == (1, True), said
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("said", "waited"),
+    [("7", 7.0), ("0", 0.01), ("soon", 0.01), ("-3", 0.01), ("999999", 300.0), ("", 0.01), ("\xb2", 0.01)],
+)
+def test_how_long_to_wait_is_the_registrys_to_say(
+    monkeypatch: pytest.MonkeyPatch, said: str, waited: float
+) -> None:
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(module, "sleep", note)
+    slow_down = (429, {}, {"Retry-After": said})
+    _, outcome = run_against(slow_down, (403, {}))
+    assert isinstance(outcome, RegistrationFailed)
+    assert waits == [waited]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_registry_that_is_not_there_yet() -> None:
+    async def main() -> None:
+        async with Scripted() as gone:
+            url = gone.url
+        registry = Registry(url, "env-1", Bearer(KEY))
+        task = asyncio.ensure_future(RemoteEnvironment(registry, Identity.generate, Remembering).run())
+        port = int(urlsplit(url).port or 0)
+        async with Scripted((403, {}), port=port) as there:
+            with pytest.raises(RegistrationFailed, match="403"):
+                await task
+            assert len(there.requests) == 1
+
+    asyncio.run(main())
 
 
 @pytest.mark.usefixtures("impatient")

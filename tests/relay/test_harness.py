@@ -263,6 +263,7 @@ def test_what_is_no_answer_to_a_handshake(tmp_path: Path, answer: Callable[[str]
 
 
 def test_an_answer_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_HANDSHAKE_SECONDS", 0.1)
     monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.2)
     seen: list[Frame] = []
 
@@ -276,8 +277,34 @@ def test_an_answer_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             harness, _ = changed(stage, lambda bundle: with_parts(bundle, url=url))
             with pytest.raises(ConnectFailed, match=r"within 0\.2 s"):
                 await harness.connect(Remembering())
-            await eventually_async(lambda: seen)
-        assert seen[0].body == Reset("closed")
+            await eventually_async(lambda: len(seen) == 2)
+        assert [frame.body for frame in seen] == [Reset("closed")] * 2
+
+    play(tmp_path, scenario)
+
+
+def test_a_handshake_that_got_lost_is_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another bundle and another stream; the second has the whole time."""
+    monkeypatch.setattr(module, "FIRST_HANDSHAKE_SECONDS", 0.05)
+
+    async def play_middle(socket: Any, hello: Frame) -> None:
+        await socket.recv()
+
+    async def scenario(stage: Stage) -> None:
+        stage.start_environment(lambda channel: Remembering(channel, echo=True))
+        await stage.connected.wait()
+        async with Middle(play_middle) as url:
+            harness, registry = changed(
+                stage, lambda bundle: with_parts(bundle, url=url) if registry.bundles == 1 else bundle
+            )
+            receiver = Remembering()
+            channel = await harness.connect(receiver)
+            channel.send(b"[1]")
+            await eventually_async(lambda: receiver.messages == [b"[1]"])
+            assert registry.bundles == 2
+            channel.abort()
 
     play(tmp_path, scenario)
 

@@ -88,12 +88,33 @@ def test_what_validate_sends_and_takes_for_yes() -> None:
         ((401, {"error": {"code": 7}}), 401, None, False),
         ((302, {}), 302, None, False),
         ((200, "x" * 70_000), 200, None, False),
+        ((200, "[" * 50_000), 200, None, False),
+        ((403, "[" * 50_000), 403, None, False),
     ],
 )
 def test_failures(answer: tuple[int, Any], status: int, code: str | None, transient: bool) -> None:
     _, error = ask(answer, call=lambda registry: registry.register(KEY))
     assert isinstance(error, RegistryError)
     assert (error.status, error.code, error.transient) == (status, code, transient)
+
+
+def test_a_time_that_was_left_is_rounded() -> None:
+    async def main() -> None:
+        async def never(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await gone.wait()
+            writer.close()
+
+        gone = asyncio.Event()
+        server = await asyncio.start_server(never, "127.0.0.1", 0)
+        registry = Registry(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "env-1", Bearer("key"))
+        with pytest.raises(RegistryError, match=r"within 0\.0123 s"):
+            await registry.connect(KEY, 0.0123456)
+        gone.set()
+        await registry.close()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
 
 
 def test_words_of_a_refusal_are_shown_or_not() -> None:

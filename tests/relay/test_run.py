@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -80,6 +81,12 @@ def say(program: subprocess.Popen[str], text: str) -> None:
 def heard(program: subprocess.Popen[str]) -> str:
     assert program.stderr is not None
     return program.stderr.readline()
+
+
+def until(program: subprocess.Popen[str], text: str) -> None:
+    """Listen until it has said so."""
+    while text not in (line := heard(program)):
+        assert line, f"it ended without {text!r}"
 
 
 def credential(token: str, **changes: object) -> str:
@@ -182,3 +189,96 @@ def test_forwarding_to_another_server(
             assert (done.stdout, done.exit_code) == (b"forwarded\n", 4)
 
     asyncio.run(main())
+
+
+def test_no_command_sees_the_key(start: Starter, rendezvous: tuple[str, str], tmp_path: Path) -> None:
+    """Neither in its environment nor in the server's, and in a sandbox not in the files, either."""
+    file = tmp_path / "api-key"
+    file.write_text(f"{KEY}\n")
+    file.chmod(0o600)
+    program = start("--api-key-file", str(file))
+    assert "is connected" in heard(program)
+    look = f"env; cat /proc/{program.pid}/environ | tr '\\0' '\\n'; true"
+    peek = f"cat {file} {tmp_path}/key; true"
+
+    async def main() -> None:
+        async with exec_server.connect(f"relay+{rendezvous[0]}/box", token=KEY) as machine:
+            done = await machine.run(["/bin/sh", "-c", look])
+            assert b"PATH=" in done.stdout
+            assert KEY.encode() not in done.stdout
+            done = await machine.run(["/bin/sh", "-c", peek], sandbox=exec_server.Sandbox.read_only())
+            assert (KEY.encode() in done.stdout, b"x25519" in done.stdout) == (False, False), done
+            confined = machine.files.under(exec_server.Sandbox.read_only())
+            for path in (file, tmp_path / "key"):
+                with pytest.raises(exec_server.ExecServerError, match="denied"):
+                    await confined.read(path)
+            given = await machine.run(["/bin/sh", "-c", "echo $CODEX_API_KEY"], env={"CODEX_API_KEY": "mine"})
+            assert given.stdout == b"mine\n"
+
+    asyncio.run(main())
+
+
+def test_a_key_file_that_others_can_read(start: Starter, tmp_path: Path) -> None:
+    file = tmp_path / "api-key"
+    file.write_text(KEY)
+    file.chmod(0o644)
+    program = start("--api-key-file", str(file))
+    assert program.wait(20) == 1
+    assert "others can read the file of the API key" in heard(program)
+    both = start("--api-key-file", str(file), "--executor-credential-stdin")
+    assert both.wait(20) == 2
+
+
+def test_keys_are_taken_on_sighup(start: Starter, rendezvous: tuple[str, str], tmp_path: Path) -> None:
+    """A new key in the file, and whoever is there stays there."""
+    program = start("--log-level", "info")
+    until(program, "is connected")
+    url = f"relay+{rendezvous[0]}/box"
+    key_file = ("--key-file", str(tmp_path / "key"))
+
+    def relay(*words: str) -> str:
+        done = subprocess.run([COMMAND, "relay", "key", *words, *key_file], capture_output=True, check=True)
+        return done.stdout.decode()
+
+    async def main() -> None:
+        async with exec_server.connect(url, token=KEY) as here:
+            process = await here.start(["cat"], stdin=True)
+            program.send_signal(signal.SIGHUP)
+            until(program, "the keys are the same")
+            relay("rotate")
+            program.send_signal(signal.SIGHUP)
+            until(program, "connected to the rendezvous")
+            fingerprint = relay("show").splitlines()[0]
+            async with exec_server.connect(f"{url}?executor={fingerprint}", token=KEY) as there:
+                assert (await there.run(["echo", "new"])).stdout == b"new\n"
+            await process.write(b"old\n")
+            await process.close_stdin()
+            assert b"".join([chunk.data async for chunk in process.output()]) == b"old\n"
+
+    asyncio.run(main())
+    (tmp_path / "key").write_text("broken")
+    program.send_signal(signal.SIGHUP)
+    until(program, "this environment goes on as it was")
+    assert program.poll() is None
+    program.terminate()
+    assert program.wait(20) == 0
+
+
+def test_another_api_key_on_sighup(start: Starter, rendezvous: tuple[str, str], tmp_path: Path) -> None:
+    """A bad one is not taken; and neither ends it."""
+    file = tmp_path / "api-key"
+    file.write_text(KEY)
+    file.chmod(0o600)
+    program = start("--api-key-file", str(file), "--log-level", "info")
+    until(program, "is connected")
+    for bad, said in (("", "is empty or has characters"), ("esk_wrong", "unknown or was revoked")):
+        file.write_text(bad)
+        program.send_signal(signal.SIGHUP)
+        until(program, said)
+
+    async def main() -> None:
+        async with exec_server.connect(f"relay+{rendezvous[0]}/box", token=KEY) as machine:
+            assert (await machine.run(["echo", "there"])).stdout == b"there\n"
+
+    asyncio.run(main())
+    assert program.poll() is None

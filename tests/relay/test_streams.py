@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exec_server.relay.channel import LINK_BYTES
 from exec_server.relay.frame import (
     NOTHING_RECEIVED,
     WIDE,
@@ -165,6 +166,9 @@ def test_a_handshake_on_an_open_stream() -> None:
     harness = HandHarness(site)
     (answer,) = site.give(harness.claim, harness.hello)
     assert site.give(harness.hello) == [answer]  # doubled on the way
+    site.link.backlog = 4 * LINK_BYTES
+    assert site.give(harness.hello) == []  # nobody reads the answers, so they would pile up
+    site.link.backlog = 0
     assert site.give(hello("stream-1")) == [reset("stream-1")]
     channel = harness.answered(answer)
     channel.send(b"[1]")

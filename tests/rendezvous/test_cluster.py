@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exec_server.client.client import Client, ConnectOptions
+from exec_server.client.client import Client, ConnectOptions, State
 from exec_server.limits import Limits
 from exec_server.relay import environment as environment_module
 from exec_server.relay.credentials import Bearer
@@ -22,7 +22,7 @@ from exec_server.relay.environment import RegistrationFailed, RemoteEnvironment
 from exec_server.relay.harness import Harness
 from exec_server.relay.keys import Identity
 from exec_server.relay.registry import Registry
-from exec_server.rendezvous import cluster as cluster_module
+from exec_server.rendezvous import cluster_connection
 from exec_server.rendezvous.node import Node, NodeOptions, StartFailed, open_store
 from exec_server.rendezvous.store import ApiKey, KeyExists, Registered, digest_of
 from exec_server.server.server import Server
@@ -192,6 +192,35 @@ def test_harness_here_and_environment_there(nodes: list[RunningNode], acks: bool
             assert (done.stdout, done.exit_code) == (b"out\n", 3)
             assert (await client.run(["cat"], data=bytes(2_000_000))).stdout == bytes(2_000_000)
             await client.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("acks", [True, False])
+def test_an_environment_takes_another_key_while_streams_go_on(nodes: list[RunningNode], acks: bool) -> None:
+    """Through whichever nodes they go: the environment is on two of them for a while."""
+
+    async def scenario() -> None:
+        name = f"renewed-{acks}"
+        async with environment(addresses(nodes, 0), name) as remote:
+            client = await open_client(nodes[1].url, name, acks=acks)
+            process = await client.start(["cat"], stdin=True)
+            states: list[State] = []
+            client.on_state(states.append)
+            new, connected = Identity.generate(), asyncio.Event()
+            remote._load_identity = lambda: new
+            remote.on_connected = connected.set
+            remote._registry._try_next()
+            remote.renew()
+            await connected.wait()
+            later = await open_client(nodes[2].url, name, acks=acks)
+            assert (await later.run(["echo", "new"])).stdout == b"new\n"
+            await process.write(b"old\n")
+            await process.close_stdin()
+            assert b"".join([chunk.data async for chunk in process.output()]) == b"old\n"
+            assert states == []
+            for one in (client, later):
+                await one.close()
 
     play(scenario)
 
@@ -490,7 +519,7 @@ def test_a_node_that_has_lost_nats_says_so(
                 service = node._service
                 assert service is not None
                 await eventually_async(lambda: not node._cluster._nats.is_connected, "the loss")
-                service._health = (0.0, None)
+                service.forget_health()
                 assert await ask("/healthz") == (503, "there is no connection to NATS")
                 status, text = await ask("/cloud/environment/e/connect", {})
                 assert (status, "unavailable" in text) == (503, True)
@@ -498,7 +527,7 @@ def test_a_node_that_has_lost_nats_says_so(
                 assert (status, "authentication_service_unavailable" in text) == (502, True)
                 wire.refusing = False
                 await eventually_async(lambda: node._cluster._nats.is_connected, "NATS again")
-                service._health = (0.0, None)
+                service.forget_health()
                 assert await ask("/healthz") == (200, "ok")
         finally:
             await wire.close()
@@ -551,7 +580,7 @@ def test_the_store_of_a_cluster(nats: str) -> None:
 
 
 def test_no_nats_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(cluster_connection, "CONNECT_SECONDS", 0.5)
 
     async def scenario() -> None:
         with pytest.raises(StartFailed, match="cannot reach NATS"):

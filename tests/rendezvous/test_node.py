@@ -165,11 +165,11 @@ def test_keys_on_the_command_line(tmp_path: Path) -> None:
     assert (again.exit_code, "already" in again.output) == (1, True)
     listed = run("--data", data, "key", "list")
     assert listed.stdout.split("\t")[:3] == ["laptop", "default", "harness"]
-    assert listed.stdout.strip().endswith("active")
+    assert listed.stdout.split("\t")[4:] == ["active", "all", "never\n"]
     assert added.stdout.strip() not in listed.stdout
     assert run("key", "revoke", "laptop", "--data", data).exit_code == 0
     assert run("key", "revoke", "laptop", "--data", data).exit_code == 1
-    assert run("key", "list", "--data", data).stdout.strip().endswith("revoked")
+    assert "\trevoked\t" in run("key", "list", "--data", data).stdout
     assert run("key", "list").exit_code == 2
     assert run().exit_code == 2
     refused = run("--listen", "http://0.0.0.0:0", "--data", data)
@@ -251,7 +251,6 @@ def test_command_lines_that_are_wrong(words: tuple[str, ...], message: str) -> N
     ("words", "env", "message"),
     [
         ((), {}, "EXEC_SERVER_API_KEY"),
-        ((), {"EXEC_SERVER_API_KEY": "k"}, "cannot be reached"),
         (("--remote", "http://example.com"), {"EXEC_SERVER_API_KEY": "k"}, "in the clear"),
         (("--key-file", os.devnull), {"EXEC_SERVER_API_KEY": "k"}, "not a regular file"),
         (("--use-agent-identity-auth",), {}, "CODEX_ACCESS_TOKEN is not set"),

@@ -157,6 +157,26 @@ def test_superseding_ends_everything() -> None:
     play.router.supersede("never heard of")
 
 
+def test_a_registration_that_its_own_environment_has_replaced() -> None:
+    """Its streams go on, and it ends with the last of them, or with its successor."""
+    play = Play()
+    harness, _ = play.stream()
+    play.router.retire("reg", "next")
+    play.router.retire("unheard-of", "next")
+    play.router.end_retired()
+    play.from_harness(harness, Frame("s", Data(0, b"x")))
+    assert play.environment.frames() == [Frame("s", Data(0, b"x"))]
+    play.router.harness_closed(harness)
+    play.router.end_retired()
+    assert (play.environment.closed, play.router.registrations(), play.router.retired) == (1000, set(), {})
+
+    play = Play()
+    _, socket = play.stream()
+    play.router.retire("reg", "next")
+    play.router.revoke("next")
+    assert (socket.resets(), play.environment.closed, play.router.retired) == (["s"], 1008, {})
+
+
 def test_a_stream_from_before_a_restart_goes_on() -> None:
     play = Play()
     harness, socket = play.harness()

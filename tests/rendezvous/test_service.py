@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from exec_server.relay.keys import Identity
-from exec_server.rendezvous import api, door
+from exec_server.rendezvous import api, revocation, service, sockets
 from exec_server.rendezvous.node import Node, NodeOptions
 from exec_server.rendezvous.service import Settings
 from exec_server.rendezvous.store import ApiKey, EmbeddedStore, Role, digest_of
@@ -31,9 +31,9 @@ class Registry:
         self.session = session
         self._data = data
 
-    async def add_key(self, secret: str, role: Role = "any", tenant: str = "t") -> None:
+    async def add_key(self, secret: str, role: Role = "any", tenant: str = "t", **more: Any) -> None:
         store = EmbeddedStore(str(self._data))
-        await store.add_key(ApiKey(secret, tenant, role, digest_of(secret), 0.0))
+        await store.add_key(ApiKey(secret, tenant, role, digest_of(secret), 0.0, **more))
         await store.close()
 
     async def revoke(self, secret: str) -> None:
@@ -232,6 +232,9 @@ def test_too_many_calls_and_too_many_environments(tmp_path: Path) -> None:
         assert (await registry.call("register", REGISTER, environment="a"))[0] == 200
         answers = [code(await registry.call("connect", {})) for _ in range(3)]
         assert answers[-1] == (429, "rate_limited")
+        url = f"{registry.node.url}/cloud/environment/a/connect"
+        async with registry.session.post(url, headers={"Authorization": "Bearer key"}) as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, "1000")
         await registry.add_key("fresh")
         assert code(await registry.call("connect", {}, "fresh"))[0] == 400
 
@@ -326,7 +329,7 @@ def test_a_node_that_goes_away(tmp_path: Path) -> None:
 
 
 def test_a_harness_without_a_stream_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(sockets, "IDLE_SECONDS", 0.1)
 
     async def scenario(registry: Registry) -> None:
         _, registered = await registry.call("register", REGISTER)
@@ -450,5 +453,49 @@ def test_an_admin_removes_an_environment(tmp_path: Path) -> None:
         assert [await remove(key) for key in ("key", "elsewhere", "rules", "rules")] == [403, 403, 200, 404]
         assert (await socket.receive(timeout=20)).type is aiohttp.WSMsgType.CLOSE
         assert await registry.refused_upgrade(registered["url"]) == 409
+
+    play(tmp_path, scenario)
+
+
+def test_a_key_for_some_environments_only(tmp_path: Path) -> None:
+    async def scenario(registry: Registry) -> None:
+        await registry.add_key("scoped", "environment", environments=("env-1", "env-3"))
+        await registry.add_key("seer", "harness", environments=("env-1",))
+        assert (await registry.call("register", REGISTER, "scoped"))[0] == 200
+        assert (await registry.call("register", REGISTER, "scoped", "env-3"))[0] == 200
+        for operation in ("register", "validate"):
+            status, answer = await registry.call(operation, REGISTER, "scoped", "env-2")
+            assert (status, answer["error"]["code"]) == (403, "forbidden"), operation
+        assert (await registry.call("register", REGISTER, environment="env-2"))[0] == 200
+        connect = {"harness_public_key": HARNESS}
+        assert (await registry.call("connect", connect, "seer"))[0] == 409  # it is not connected
+        for name in ("env-2", "nowhere"):  # and is not told which of them there are
+            status, answer = await registry.call("connect", connect, "seer", name)
+            assert (status, answer["error"]["code"]) == (403, "forbidden")
+
+    play(tmp_path, scenario)
+
+
+def test_a_key_that_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on it is like one that was revoked: what it has opened is cut."""
+    monkeypatch.setattr(revocation, "LOOK_SECONDS", 0.02)
+    times = [1000.0]
+    monkeypatch.setattr(service.Rendezvous.__init__, "__defaults__", (lambda: times[0], None))
+    monkeypatch.setattr(revocation.Revocations.__init__, "__defaults__", (lambda: times[0],))
+
+    async def scenario(registry: Registry) -> None:
+        router = registry.node.router
+        assert router is not None
+        await registry.add_key("short", "environment", expires=1100.0)
+        status, answer = await registry.call("register", REGISTER, "short")
+        assert status == 200
+        await registry.upgrade(answer["url"])
+        await eventually_async(lambda: router.online == 1, "the environment is there")
+        times[0] = 1100.0
+        await eventually_async(lambda: router.online == 0, "the environment is cut")
+        assert await registry.refused_upgrade(answer["url"]) == 401
+        status, answer = await registry.call("register", REGISTER, "short")
+        assert (status, "has expired" in answer["error"]["message"]) == (401, True)
+        assert (await registry.call("connect", {"harness_public_key": HARNESS}))[0] == 409
 
     play(tmp_path, scenario)

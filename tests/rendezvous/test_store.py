@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -99,5 +101,28 @@ def test_the_signing_secret_stays(tmp_path: Path) -> None:
         await other.close()
         await one.close()
         await two.close()
+
+    asyncio.run(main())
+
+
+def test_a_file_of_an_earlier_version(tmp_path: Path) -> None:
+    """Its keys are as good as they were, and new ones may have what it did not know of."""
+    with closing(sqlite3.connect(tmp_path / "rendezvous.sqlite3")) as old:
+        old.execute(
+            "CREATE TABLE keys (name TEXT PRIMARY KEY, tenant TEXT NOT NULL, role TEXT NOT NULL,"
+            " digest BLOB NOT NULL UNIQUE, created REAL NOT NULL, revoked REAL) STRICT"
+        )
+        old.execute("INSERT INTO keys VALUES ('old', 't', 'any', x'01', 1.0, NULL)")
+        old.commit()
+
+    async def main() -> None:
+        bounded = ApiKey("new", "t", "any", b"2", 2.0, None, ("a", "b"), 9.0)
+        for _ in range(2):
+            store = EmbeddedStore(str(tmp_path))
+            if len(await store.keys()) == 1:
+                await store.add_key(bounded)
+            assert await store.keys() == [ApiKey("old", "t", "any", b"\1", 1.0), bounded]
+            await store.close()
+        assert (bounded.is_good(8.9), bounded.is_good(9.0)) == (True, False)
 
     asyncio.run(main())

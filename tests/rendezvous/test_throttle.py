@@ -15,6 +15,14 @@ def test_a_burst_and_then_the_rate() -> None:
     assert [throttle.allow("a", 100.0) for _ in range(6)] == [True] * 5 + [False]
 
 
+def test_the_slowest_rate_is_a_rate() -> None:
+    throttle = Throttle(0.2, 0.8)
+    assert throttle.allow("a", 0.0)
+    assert not throttle.allow("a", 1.0)
+
+    assert throttle.allow("a", 5.1)
+
+
 def test_the_number_of_names_is_bounded(monkeypatch: object) -> None:
     throttle = Throttle(1.0, 2.0)
     for number in range(module.MAX_BUCKETS + 10):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import socket
 import ssl
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,6 +157,40 @@ def test_wss(tls: tuple[Path, Path], start_server: StartServer, connect: Connect
         assert raw.ask(path="/", headers={"Origin": "x"}).status == 403
 
 
+def test_a_renewed_certificate_is_taken_on_sighup(tmp_path: Path, start_server: StartServer) -> None:
+    cert, key = certificate(tmp_path)
+    server = start_server(
+        *("--tls-cert", str(cert), "--tls-key", str(key), "--log-level", "off"), listen="wss://127.0.0.1:0"
+    )
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    before = cert.read_text()
+    assert ssl.get_server_certificate(address, timeout=20).split() == before.split()
+    certificate(tmp_path)
+    server.process.send_signal(signal.SIGHUP)
+    eventually(lambda: ssl.get_server_certificate(address, timeout=20) != before, "the new certificate")
+    now = cert.read_text()
+    assert ssl.get_server_certificate(address, timeout=20).split() == now.split()
+    key.write_text("broken")
+    server.process.send_signal(signal.SIGHUP)
+    for _ in range(3):
+        assert ssl.get_server_certificate(address, timeout=20).split() == now.split()
+    assert server.process.poll() is None
+
+
+def test_sighup_ends_nothing(
+    start_server: StartServer, connect: Connect, start_stdio: Callable[..., StdioPeer]
+) -> None:
+    server = start_server()
+    peers = [connect(server), start_stdio()]
+    for peer in peers:
+        peer.initialize()
+    os.kill(server.pid, signal.SIGHUP)
+    os.kill(peers[1].server_pid, signal.SIGHUP)
+    for peer in peers:
+        # A child has the signal as it should be, not as we have it.
+        assert peer.run("/bin/sh", "-c", "kill -HUP $$; echo no").exit_code == 129
+
+
 def test_wss_is_for_those_who_speak_tls(
     tls: tuple[Path, Path], start_server: StartServer, connect: Connect
 ) -> None:
@@ -242,8 +278,22 @@ def test_a_signal_before_anything_was_said(
     assert start_server().end(signal.SIGINT) == 0
 
 
-def test_hang_up_has_its_usual_effect(start_server: StartServer) -> None:
-    assert start_server().end(signal.SIGHUP) == -signal.SIGHUP
+@pytest.mark.parametrize("words", [(), ("rendezvous", "--data")])
+def test_a_server_whose_terminal_is_closed_ends(tmp_path: Path, words: tuple[str, ...]) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(COMMAND, [COMMAND, *words, *([str(tmp_path)] if words else ())])
+    said = b""
+    while not said.endswith(b"\n"):
+        said += os.read(terminal, 1024)
+    assert b"://127.0.0.1:" in said
+    os.kill(pid, signal.SIGHUP)  # from somebody else: it has a terminal still
+    port = int(said.decode().strip().rpartition(":")[2])
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20) as answer:
+        assert answer.status == 200
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 GOODBYE = "trap 'echo bye > {note}; exit 0' TERM; echo ready; while :; do sleep 0.01; done"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
+import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +17,14 @@ from websockets.asyncio.server import ServerConnection, serve
 from exec_server.limits import Limits
 from exec_server.transport.channel import Receiver
 from exec_server.transport.door import Door
-from exec_server.transport.websocket import ConnectFailed
+from exec_server.transport.listener import Listener as AcceptingListener
+from exec_server.transport.websocket import ConnectFailed, WebSocketChannel
 from exec_server.transport.websocket import connect as open_channel
 from support.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT, UPGRADE, Frame, RawSocket, frame
 from support.rpc import WebSocketPeer
 from support.server import RunningServer
+from support.tls import certificate, trusting
+from support.wait import PATIENCE, eventually, eventually_async
 
 MIB = 1024 * 1024
 STATUS = b'{"id":1,"method":"no/such"}'
@@ -111,6 +117,32 @@ def test_a_frame_that_claims_to_be_huge_is_not_waited_for(raw: RawSocket) -> Non
     assert raw.ended()
 
 
+def test_a_message_in_very_many_fragments_is_no_larger_than_what_is_in_it() -> None:
+    from picows import WSMsgType
+    from picows.picows import _make_test_ws_frame
+
+    first = _make_test_ws_frame(WSMsgType.TEXT, b"xy", False, False)
+    more = _make_test_ws_frame(WSMsgType.CONTINUATION, b"xy", False, False)
+    last = _make_test_ws_frame(WSMsgType.CONTINUATION, b"", True, False)
+
+    async def main() -> None:
+        channel = WebSocketChannel("peer", Limits(), server_side=True)
+        listener = Listener()
+        channel.attach(listener)
+        transport: Any = None
+        tracemalloc.start()
+        try:
+            for part in (first, *([more] * 20_000)):
+                channel.on_ws_frame(transport, part)
+            assert tracemalloc.get_traced_memory()[0] < 200_000
+        finally:
+            tracemalloc.stop()
+        channel.on_ws_frame(transport, last)
+        assert listener.texts == [b"xy" * 20_001]
+
+    asyncio.run(main())
+
+
 # Control -----------------------------------------------------------------------------------------
 
 
@@ -118,6 +150,60 @@ def test_a_frame_that_claims_to_be_huge_is_not_waited_for(raw: RawSocket) -> Non
 def test_a_ping_is_answered(raw: RawSocket, payload: bytes) -> None:
     raw.send(frame(PING, payload))
     assert raw.receive() == Frame(PONG, payload)
+
+
+@pytest.mark.parametrize("where", ["server", "unix_server"])
+def test_pings_of_a_client_that_does_not_read_do_not_pile_up(
+    where: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The newest is answered when it reads again."""
+    pings = 80_000
+    made = tmp_path / "made"
+    with RawSocket(request.getfixturevalue(where).url) as raw:
+        raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        raw.upgrade()
+        raw.send(frame(TEXT, b'{"id":1,"method":"initialize","params":{"clientName":"x"}}'))
+        raw.message()
+        raw.send(frame(TEXT, b'{"method":"initialized","params":{}}'))
+        for start in range(0, pings, 1000):
+            raw.send(b"".join(b"\x89\xe4\0\0\0\0%0100d" % n for n in range(start, start + 1000)))
+        call = {"id": 2, "method": "fs/createDirectory", "params": {"path": made.as_uri()}}
+        raw.send(frame(TEXT, json.dumps(call).encode()))
+        eventually(made.exists, "all that was sent being handled")
+        answers = 0
+        while (got := raw.receive()) is not None and (got.opcode != PONG or int(got.payload) != pings - 1):
+            answers += got.opcode == PONG
+        assert got is not None
+        assert answers < pings - 1
+
+
+def test_a_server_that_does_not_read_its_own_pongs() -> None:
+    """The same at the other end."""
+    seen = asyncio.Event()
+
+    async def handle(connection: ServerConnection) -> None:
+        connection.transport.pause_reading()
+        for _ in range(60_000):
+            connection.transport.write(b"\x89\x7d" + bytes(125))
+        while connection.transport.get_write_buffer_size():
+            await asyncio.sleep(0.001)
+        connection.transport.write(b"\x82\x04done")
+        await seen.wait()
+        connection.transport.abort()
+
+    async def main() -> None:
+        listener = Listener()
+        async with serve(handle, "127.0.0.1", 0, ping_interval=None) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            channel = await open_channel(
+                f"ws://127.0.0.1:{port}", listener, Limits(), headers={}, timeout=PATIENCE
+            )
+            await eventually_async(lambda: listener.binaries)
+            assert channel.unsent() < 2 * Limits().outgoing_high_water
+            seen.set()
+            await listener.ended.wait()
+
+    asyncio.run(main())
 
 
 def test_pongs_nobody_asked_for_are_ignored(raw: RawSocket) -> None:
@@ -413,3 +499,51 @@ def test_a_peer_that_ends_a_tls_handshake_makes_no_noise(capsys: pytest.CaptureF
 
     asyncio.run(run())
     assert capsys.readouterr() == ("", "")
+
+
+def test_what_tls_has_read_already_arrives_after_a_pause(tmp_path: Path) -> None:
+    """Also when nothing more comes from the socket, and when there is no room for more."""
+    cert, key = certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+    count = 60
+
+    class Pausing(Listener):
+        channel: Any = None
+
+        def binary_received(self, message: bytes) -> None:
+            super().binary_received(message)
+            self.channel.pause_reading()
+
+    async def main() -> None:
+        receiver = Pausing()
+
+        def accept(channel: WebSocketChannel) -> None:
+            receiver.channel = channel
+            channel.attach(receiver)
+
+        sock = socket.socket()
+        sock.bind(("127.0.0.1", 0))
+        door = AcceptingListener(sock, lambda: Door(lambda _: None, accept, Limits()), context)
+        channel = await open_channel(
+            f"wss://127.0.0.1:{door.port}",
+            Listener(),
+            Limits(),
+            headers={},
+            timeout=PATIENCE,
+            ssl=trusting(cert),
+        )
+        receiver.channel.pause_reading()
+        for _ in range(count):
+            channel.send_parts(b"", bytes(10_000), b"", binary=True)
+        await eventually_async(lambda: channel.unsent() == 0)
+        while len(receiver.binaries) < count:
+            before = len(receiver.binaries)
+            receiver.channel.resume_reading()
+            await eventually_async(lambda before=before: len(receiver.binaries) > before)  # type: ignore[misc]
+        receiver.channel.resume_reading()
+        channel.abort()
+        await receiver.ended.wait()
+        door.close()
+
+    asyncio.run(main())

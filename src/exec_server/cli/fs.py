@@ -15,7 +15,7 @@ import click
 from .fs_listing import print_listing
 from .fs_transfer import name_of, transfer
 from .options import environment_option, fail, server_options
-from .shown import on_one_line, shown
+from .shown import on_one_line, printable, shown
 from .starting import machine
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ async def _each(paths: Iterable[str], work: Callable[[str], Awaitable[None]]) ->
             raise
         except (ExecServerError, OSError, ValueError) as error:
             failed = True
-            click.echo(f"Error: {shown(str(error), sys.stderr)}", err=True)
+            click.echo(f"Error: {printable(shown(str(error), sys.stderr))}", err=True)
     if failed:
         sys.exit(1)
 

@@ -9,6 +9,8 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from .shown import printable
+
 __all__ = [
     "authority_option",
     "directory_there",
@@ -95,6 +97,6 @@ def read_token(path: str | None) -> str | None:
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
-    """Say what went wrong and end."""
-    click.echo(f"Error: {message}", err=True)
+    """Say what went wrong, on one line, as it may be in words of somebody else; and end."""
+    click.echo(f"Error: {printable(message)}", err=True)
     sys.exit(code)

@@ -26,6 +26,7 @@ Usage: exec-server --remote URL --environment-id ID [OPTIONS]
   --environment-id ID          the name others connect to: relay+URL/ID
   --connect URL                (forward) pass every stream on to this WebSocket server instead of serving it
   --name NAME                  accepted for the reference's sake; it is sent nowhere
+  --api-key-file PATH          the registry's key, in a file that nobody else can read
   --key-file PATH              this machine's identity, made on first use
                                (default ~/.local/state/exec-server/relay/ID.key)
   --trusted-harnesses FILE     let nobody in whose key is not listed here, whatever the registry says;
@@ -44,8 +45,11 @@ Usage: exec-server --remote URL --environment-id ID [OPTIONS]
   and the limits of `exec-server --help`: --concurrent-requests, --detach-ttl, --retention,
   --retain-output, --max-processes, --shutdown-grace, --no-direct, --no-prepared
 
-The registry's key is taken from EXEC_SERVER_API_KEY or CODEX_API_KEY.
-Make one where the rendezvous runs: exec-server rendezvous key add NAME
+Without --api-key-file the registry's key is taken from EXEC_SERVER_API_KEY or CODEX_API_KEY; either way
+no command sees it in its environment.
+Make one where the rendezvous runs: exec-server rendezvous key add NAME --environment ID
+
+SIGHUP: take the keys that are in the files now; streams that are open go on.
 """
 
 _VALUED: Final = {
@@ -53,6 +57,7 @@ _VALUED: Final = {
     "--environment-id": serve._text,
     "--connect": serve._text,
     "--name": serve._text,
+    "--api-key-file": serve._text,
     "--key-file": serve._text,
     "--relay-acks": serve._one_of("auto", "off"),
     "--remote-transport": serve._one_of("noise", "direct"),
@@ -94,14 +99,18 @@ def run(arguments: list[str]) -> int:
         )
         return 1
     from ..local.process import descriptors
+    from ..local.process.own_credentials import take_credentials
     from ..server.server import Server
 
+    secrets = take_credentials()
     descriptors.hide_inherited()
     limits = serve._limits(values)
     options = RunOptions(
         registry_url=values["--remote"],
         environment_id=values["--environment-id"],
         key_file=values.get("--key-file"),
+        secrets=secrets,
+        api_key_file=values.get("--api-key-file"),
         forward=values.get("--connect"),
         acks=values.get("--relay-acks", "auto") == "auto",
         credential_stdin="--executor-credential-stdin" in values,
@@ -117,7 +126,7 @@ def run(arguments: list[str]) -> int:
     try:
         run_environment(options, lambda loop: _Served(Server(loop, limits)))
     except RunFailed as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"Error: {log.escaped(str(error))}\n")
         return 1
     return 0
 
@@ -149,10 +158,15 @@ def _check(values: dict[str, Any], forward: bool) -> None:
         raise serve.UsageError("'--remote-transport direct' neither forwards nor takes credentials on stdin")
     if not direct and any(name.startswith("--aws-") for name in values):
         raise serve.UsageError("'--aws-…' belongs to '--remote-transport direct'")
-    if "--executor-credential-stdin" in values and "--use-agent-identity-auth" in values:
-        raise serve.UsageError(
-            "'--executor-credential-stdin' and '--use-agent-identity-auth' exclude each other"
-        )
+    ways = [
+        name
+        for name in ("--api-key-file", "--executor-credential-stdin", "--use-agent-identity-auth")
+        if name in values
+    ]
+    if len(ways) > 1:
+        raise serve.UsageError(f"'{ways[0]}' and '{ways[1]}' exclude each other")
+    if direct and "--api-key-file" in values:
+        raise serve.UsageError("'--remote-transport direct' signs for AWS and takes no '--api-key-file'")
 
 
 def _parse(arguments: list[str]) -> dict[str, Any]:

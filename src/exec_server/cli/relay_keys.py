@@ -59,7 +59,8 @@ def show(environment_id: str | None, key_file: str | None, create: bool) -> None
 def rotate(environment_id: str | None, key_file: str | None) -> None:
     """Replace the key by a new one.
 
-    A running environment takes it with its next registration; restart it to use the new key now.
+    A running environment takes it when it is sent SIGHUP, or else with its next registration. Streams that
+    are open go on; whoever has pinned the old fingerprint must be told the new one.
     """
     from ..relay.keys import KeyFileError
     from ..relay.keys import rotate as rotate_key
@@ -69,4 +70,4 @@ def rotate(environment_id: str | None, key_file: str | None) -> None:
         rotate_key(path)
     except KeyFileError as error:
         fail(str(error))
-    click.echo(f"{path} holds a new key; restart the environment to use it now", err=True)
+    click.echo(f"{path} holds a new key; send the environment SIGHUP to use it now", err=True)

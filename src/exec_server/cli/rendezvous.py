@@ -11,21 +11,45 @@ from urllib.parse import urlsplit
 import click
 
 from .. import log
+from ..local.process.own_credentials import take_credentials
 from .options import fail
 
 __all__ = ["rendezvous"]
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_NAME: Final = 128
 """Characters of the name of a key or a tenant."""
 
+LIFETIMES: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+"""Seconds of each unit of --expires."""
+
 _data = click.option(
     "--data", metavar="DIR", envvar="EXEC_SERVER_RENDEZVOUS_DATA", help="Directory of the embedded store."
 )
-_cluster = click.option(
-    "--cluster", metavar="URL", envvar="EXEC_SERVER_RENDEZVOUS_CLUSTER", help="NATS server of a cluster."
-)
+CREDENTIALS: Final = "exec_server.cluster_credentials"
+"""Where a context keeps the file that says who we are to NATS: for whichever command has --cluster."""
+
+
+def _cluster(command: F) -> F:
+    """--cluster, and what goes with it on every command that has it."""
+    where = click.option(
+        "--cluster",
+        metavar="URL",
+        envvar="EXEC_SERVER_RENDEZVOUS_CLUSTER",
+        help="NATS servers of a cluster: nats://HOST:PORT, with commas in between.  "
+        "[env: EXEC_SERVER_RENDEZVOUS_CLUSTER]",
+    )
+    who = click.option(
+        "--cluster-credentials",
+        metavar="FILE",
+        envvar="EXEC_SERVER_RENDEZVOUS_CLUSTER_CREDENTIALS",
+        expose_value=False,
+        callback=lambda context, _, value: value and context.meta.update({CREDENTIALS: value}),
+        help="USER:PASSWORD, a token or NATS credentials for --cluster, out of sight of others.",
+    )
+    return where(who(command))
 
 
 @click.group(invoke_without_command=True)
@@ -38,7 +62,12 @@ _cluster = click.option(
 )
 @_data
 @_cluster
-@click.option("--tls-cert", metavar="FILE", help="Certificate chain for https://.")
+@click.option(
+    "--cluster-replicas",
+    type=click.IntRange(1, 5),
+    help="Copies that NATS keeps of keys and registrations.  [default: as many as it has servers, up to 3]",
+)
+@click.option("--tls-cert", metavar="FILE", help="Certificate chain for https://, read again on SIGHUP.")
 @click.option("--tls-key", metavar="FILE", help="Its key.")
 @click.option(
     "--public-url",
@@ -66,9 +95,13 @@ def rendezvous(context: click.Context, /, **options: Any) -> None:
         context.obj = (options["data"], options["cluster"])
         return
     log.configure(options["log_level"], options["log_json"])
+    take_credentials()  # the address of NATS may have a password in it
     options["data"], options["cluster"] = _place(options["data"], options["cluster"])
     if options["data"] is None and options["cluster"] is None:
         fail("where should registrations and keys be kept? --data DIR, or --cluster nats://HOST:PORT", 2)
+    credentials = context.meta.get(CREDENTIALS)
+    if options["cluster"] is None and (credentials or options["cluster_replicas"]):
+        fail("--cluster-credentials and --cluster-replicas go with --cluster", 2)
     node = _import_node()
     settings = node.Settings(
         environments_per_tenant=options["environments_per_tenant"],
@@ -79,6 +112,8 @@ def rendezvous(context: click.Context, /, **options: Any) -> None:
         listen=options["listen"],
         data=options["data"],
         cluster=options["cluster"],
+        cluster_credentials=credentials,
+        cluster_replicas=options["cluster_replicas"],
         tls_cert=options["tls_cert"],
         tls_key=options["tls_key"],
         public_url=options["public_url"],
@@ -170,7 +205,9 @@ def _with_store(
     from ..rendezvous.store import StoreUnavailable
 
     async def main() -> T:
-        store = await node.open_store(data, cluster, must_exist=must_exist)
+        store = await node.open_store(
+            data, cluster, must_exist=must_exist, credentials=context.meta.get(CREDENTIALS)
+        )
         try:
             return await work(store)
         finally:
@@ -196,6 +233,27 @@ def _name(_: click.Context, parameter: click.Parameter, value: str | None) -> st
     return value
 
 
+def _environments(value: tuple[str, ...]) -> tuple[str, ...]:
+    if not value:
+        return ()
+    _import_node()
+    from ..rendezvous.service import ENVIRONMENT_ID
+
+    for name in value:
+        if not ENVIRONMENT_ID.fullmatch(name):
+            raise click.BadParameter(f"{name!r} is not 1 to 128 of A-Z a-z 0-9 _ . -")
+    return tuple(dict.fromkeys(value))
+
+
+def _lifetime(value: str | None) -> float | None:
+    if value is None:
+        return None
+    number, unit = value[:-1], value[-1:]
+    if unit not in LIFETIMES or not number.isascii() or not number.isdigit() or not 0 < int(number) < 1e6:
+        raise click.BadParameter(f"{value!r} is not a time such as 12h, 90d or 2w")
+    return int(number) * LIFETIMES[unit]
+
+
 @key.command()
 @click.argument("name", callback=_name)
 @_data
@@ -207,9 +265,30 @@ def _name(_: click.Context, parameter: click.Parameter, value: str | None) -> st
 )
 @click.option("--role", type=click.Choice(["any", "environment", "harness", "admin"]), default="any",
               show_default=True, help="Serve, use, both, or list and remove environments.")  # fmt: skip
+@click.option(
+    "--environment",
+    "environments",
+    multiple=True,
+    metavar="ID",
+    callback=lambda _, __, value: _environments(value),
+    help="The only environment it may register, or connect to (repeatable).  [default: all of the tenant]",
+)
+@click.option(
+    "--expires",
+    metavar="TIME",
+    callback=lambda _, __, value: _lifetime(value),
+    help="How long it is good for: 12h, 90d, 2w.  [default: until it is revoked]",
+)
 @click.pass_context
 def add(
-    context: click.Context, name: str, data: str | None, cluster: str | None, tenant: str | None, role: Any
+    context: click.Context,
+    name: str,
+    data: str | None,
+    cluster: str | None,
+    tenant: str | None,
+    role: Any,
+    environments: tuple[str, ...],
+    expires: float | None,
 ) -> None:
     """Make a key and print it. It is shown only now; what is kept is its hash."""
     from ..rendezvous.store import ALL_TENANTS, ApiKey, KeyExists, digest_of, new_secret
@@ -218,10 +297,16 @@ def add(
         tenant = ALL_TENANTS if role == "admin" else "default"
     elif tenant == ALL_TENANTS and role != "admin":
         raise click.BadParameter("only an admin's key is for all tenants", param_hint="--tenant")
+    if environments and role == "admin":
+        raise click.BadParameter(
+            "an admin's key is for all environments of its tenant", param_hint="--environment"
+        )
     secret = new_secret()
+    now = time.time()
+    until = None if expires is None else now + expires
 
     async def work(store: Any) -> None:
-        await store.add_key(ApiKey(name, tenant, role, digest_of(secret), time.time()))
+        await store.add_key(ApiKey(name, tenant, role, digest_of(secret), now, None, environments, until))
 
     try:
         _with_store(context, data, cluster, work, must_exist=False)
@@ -235,15 +320,22 @@ def add(
 @_cluster
 @click.pass_context
 def list_keys(context: click.Context, data: str | None, cluster: str | None) -> None:
-    """List the keys there are, without the keys themselves."""
+    """List the keys there are, without the keys themselves.
+
+    Name, tenant, role, when it was made, whether it is good, the environments it is for, when it expires.
+    """
 
     async def work(store: Any) -> Any:
         return await store.keys()
 
     for found in _with_store(context, data, cluster, work):
         made = _moment(found.created)
-        state = "active" if found.revoked is None else "revoked"
-        click.echo(f"{_shown(found.name)}\t{_shown(found.tenant)}\t{found.role}\t{made}\t{state}")
+        good = "active" if found.is_good(time.time()) else "expired"
+        state = good if found.revoked is None else "revoked"
+        only = ",".join(map(_shown, found.environments)) or "all"
+        end = "never" if found.expires is None else _moment(found.expires)
+        who = f"{_shown(found.name)}\t{_shown(found.tenant)}\t{found.role}"
+        click.echo(f"{who}\t{made}\t{state}\t{only}\t{end}")
 
 
 def _shown(text: str) -> str:
@@ -267,6 +359,29 @@ def revoke(context: click.Context, name: str, data: str | None, cluster: str | N
 
     if not _with_store(context, data, cluster, work):
         fail(f"there is no active key {name!r}")
+
+
+@rendezvous.group()
+def secret() -> None:
+    """What a rendezvous signs URLs and authorizations with."""
+
+
+@secret.command(name="rotate")
+@_data
+@_cluster
+@click.pass_context
+def rotate_secret(context: click.Context, data: str | None, cluster: str | None) -> None:
+    """Sign with a new secret from now on, because the old one may be known to somebody.
+
+    Nodes that run take it within seconds, and for two minutes still accept what was signed before; one that
+    is restarted does not. Streams go on, and environments need do nothing.
+    """
+
+    async def work(store: Any) -> None:
+        await store.rotate_secret()
+
+    _with_store(context, data, cluster, work)
+    click.echo("the signing secret is another one now", err=True)
 
 
 @rendezvous.group()

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from ..local.process import descriptors
+from ..local.process.environ import is_own_credential
 from .options import directory_there, environment_option, fail, read_token, refuse_two_places, server_options
+from .shown import printable
 from .starting import started
 
 if TYPE_CHECKING:
@@ -106,6 +108,10 @@ def run(
             if not _is_text(text):
                 fail(f"{text!r}: not UTF-8, which is all that the protocol carries")
         sandbox = _sandbox(policy, writable, network, cwd)
+        if url is None and environment is None and sandbox is None:
+            # No server hands on what is its own; this is ours, and so is the command.
+            ours = ((name, os.environ[name]) for name in filter(is_own_credential, os.environ))
+            env = {name: value for name, value in ours if _is_text(name) and _is_text(value)} | env
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # so far it just ended us
         code = asyncio.run(run_on(machine, tty, cwd, env, timeout, command, sandbox))
@@ -231,7 +237,7 @@ async def run_on(
             os._exit(TIMEOUT_EXIT)
         except ServerRejected as error:
             where = f" in {cwd}" if cwd else ""
-            click.echo(f"exec-server: cannot run {command[0]}{where}: {error.message}", err=True)
+            click.echo(f"exec-server: cannot run {command[0]}{where}: {printable(error.message)}", err=True)
             unprepared = error.message.startswith("failed to prepare process sandbox")
             refused = unprepared or "Permission denied" in error.message
             return NOT_ALLOWED_EXIT if refused else NOT_FOUND_EXIT

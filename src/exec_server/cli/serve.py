@@ -41,7 +41,7 @@ Listening:
   --listen URL                 ws://IP:PORT (default ws://127.0.0.1:0), wss://IP:PORT, unix://PATH,
                                stdio, or off. The bound address is the first line of stdout.
   --tls-cert FILE, --tls-key FILE
-                               certificate chain and key for wss://
+                               certificate chain and key for wss://, read again on SIGHUP
   --exit-on-stdin-close        stop when stdin ends  [env: CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE]
   --hello                      say on stderr how to use the server
 
@@ -189,6 +189,9 @@ class _Refused(Exception):
 
 
 def _serve(options: _Options, exit_on_stdin_close: bool) -> None:
+    from ..local.process.own_credentials import take_credentials
+
+    take_credentials()  # none of them is for us, and the commands that we run are not to find them
     values = options.values
     listen = parse_listen(values.get("--listen", "ws://127.0.0.1:0"))
     authenticator = None

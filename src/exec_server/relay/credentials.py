@@ -13,9 +13,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from .secret_file import SecretFileError, read_secret_file
+
 __all__ = [
     "AgentIdentity",
     "Bearer",
+    "BearerFile",
     "CredentialError",
     "Credentials",
     "Expired",
@@ -55,6 +58,38 @@ class Bearer:
 
     def headers(self) -> dict[str, str]:
         return dict(self._headers)
+
+
+class BearerFile:
+    """A key in a file that is ours alone, read again when we are told to."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._before = self._bearer = self._read()
+
+    def reload(self) -> bool:
+        """Whether it is another key now. CredentialError where the file is no good; the key stays then."""
+        self._before, self._bearer = self._bearer, self._read()
+        return self._before.headers() != self._bearer.headers()
+
+    def undo(self) -> None:
+        """Back to the key that was good before."""
+        self._bearer = self._before
+
+    def headers(self) -> dict[str, str]:
+        return self._bearer.headers()
+
+    def _read(self) -> Bearer:
+        advice = ", or revoke the key in it and make a new one"
+        try:
+            content = read_secret_file(self._path, "file of the API key", advice, MAX_LINE_BYTES)
+            if len(content) > MAX_LINE_BYTES:
+                raise CredentialError(f"{self._path} holds more than a key")
+            return Bearer(content.decode().strip())
+        except SecretFileError as error:
+            raise CredentialError(str(error)) from None
+        except UnicodeDecodeError:
+            raise CredentialError(f"{self._path} holds no key: it is not text") from None
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):

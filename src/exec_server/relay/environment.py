@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from asyncio import sleep
 from collections.abc import Callable
 from typing import Any, Final
 
 from .. import log
 from ..loop import Pending
 from .credentials import Expired
-from .keys import Identity, PublicKey
+from .keys import Identity, KeyFileError, PublicKey
 from .link import UpgradeFailed, WebSocketLink, open_link
 from .registry import Registration, Registry, RegistryError, retry_delay
+from .retiring import REPLACED_KEY, Retiring
 from .streams import Accept, NotTrusted, Streams
 
 __all__ = ["RegistrationFailed", "RemoteEnvironment"]
@@ -73,6 +75,10 @@ class RemoteEnvironment:
         self._asking_again: asyncio.Task[None] | None = None
         self._failure: RegistrationFailed | None = None
         self._replaced_at: float | None = None
+        self._current: Registration | None = None
+        self._next: tuple[Registration, Identity] | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._retiring: set[Retiring] = set()
         self.on_connected: Callable[[], object] = lambda: None
         """Called whenever the environment can be reached."""
 
@@ -85,15 +91,20 @@ class RemoteEnvironment:
                 self._streams.close()
             if self._link is not None:
                 self._link.close()
-            for task in (*self._validating, *([self._asking_again] if self._asking_again else ())):
-                task.cancel()
+            for retiring in self._retiring:
+                retiring.close()
+            for task in (*self._validating, self._asking_again, self._renewing):
+                if task is not None:
+                    task.cancel()
             await self._registry.close()
 
     async def _run(self) -> None:
-        registration = await self._register(again=False)
+        registration = await self._register()
         delay, refused = FIRST_DELAY, False
         while True:
             lasted = 0.0
+            if self._next is not None:
+                registration, refused, delay = self._change(*self._next), False, FIRST_DELAY
             try:
                 link = await open_link(
                     registration.url,
@@ -104,7 +115,7 @@ class RemoteEnvironment:
             except UpgradeFailed as error:
                 if error.status is not None and 400 <= error.status < 500:
                     log.warning("the registration is no longer current, registering again", reason=str(error))
-                    registration = await self._register(again=True)
+                    registration = await self._register()
                     if not refused:
                         refused = True
                         continue
@@ -112,7 +123,7 @@ class RemoteEnvironment:
                     log.warning("cannot connect to the rendezvous, trying again", reason=str(error))
                     if error.status is None and self._registry.nodes > 1:
                         # The node is gone; another one knows us, too, and has another address.
-                        before, registration = registration, await self._register(again=True)
+                        before, registration = registration, await self._register()
                         if registration.url != before.url and not refused:
                             refused = True
                             continue
@@ -121,11 +132,13 @@ class RemoteEnvironment:
                 lasted = await self._serve(link)
                 if self._failure is not None:
                     raise self._failure
+                if self._next is not None:
+                    continue
             if lasted >= STABLE_SECONDS:
                 delay = FIRST_DELAY
             if self._streams is not None and len(self._streams):
                 delay = min(delay, KEPT_DELAY)
-            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311  # spreads load, hides nothing
+            await sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311  # spreads load, hides nothing
             delay = min(2 * delay, MAX_DELAY)
 
     async def _serve(self, link: WebSocketLink) -> float:
@@ -136,32 +149,40 @@ class RemoteEnvironment:
             self._streams.link_found(link)
         log.info("connected to the rendezvous", environment=self._registry.environment_id)
         self.on_connected()
-        await self._lost.wait()
+        if self._next is None:
+            await self._lost.wait()
         return asyncio.get_running_loop().time() - link.opened_at
 
-    async def _register(self, *, again: bool) -> Registration:
+    async def _register(self) -> Registration:
         """A registration, and streams for it. Those of an earlier one go on only if it is the same one."""
-        identity = self._load_identity()
         attempt = 0
         while True:
+            delay = retry_delay(attempt)
+            identity = self._load_identity()
             try:
                 registration = await self._registry.register(identity.public)
                 break
             except Expired as error:
                 log.warning("cannot register yet", reason=str(error))
             except RegistryError as error:
-                unavailable = error.status == 502 and error.code == "authentication_service_unavailable"
-                if not unavailable and not (again and error.transient):
+                if not error.transient:
                     raise RegistrationFailed(str(error)) from None
-                log.warning("cannot register yet, trying again", reason=str(error))
-            await asyncio.sleep(retry_delay(attempt))
+                # Whoever has just started it with a wrong address should see that without looking for it.
+                say = log.error if self._registered_as is None and attempt == 0 else log.warning
+                say("cannot register yet, trying again", reason=str(error))
+                delay = max(delay, error.retry_after)
+            await sleep(delay)
             attempt += 1
-        same = (registration.id, identity.public) == self._registered_as
+        if (registration.id, identity.public) != self._registered_as:
+            if self._streams is not None:
+                self._streams.give_up(REPLACED_KEY)
+            self._take(registration, identity)
+        self._current = registration
+        return registration
+
+    def _take(self, registration: Registration, identity: Identity) -> None:
+        """Serve under a registration, beginning with no stream."""
         self._registered_as = registration.id, identity.public
-        if self._streams is not None:
-            if same:
-                return registration
-            self._streams.give_up("the environment has registered again")
         self._streams = Streams(
             asyncio.get_running_loop(),
             identity,
@@ -172,6 +193,49 @@ class RemoteEnvironment:
             acks=self._acks,
         )
         log.info("registered", environment=self._registry.environment_id, registration=registration.id)
+
+    # Another key ---------------------------------------------------------------------------------
+
+    def renew(self, *, reconnect: bool = False, undo: Callable[[], object] = lambda: None) -> None:
+        """Register again, with the key that is in the file now, while streams go on with the one they began
+        with. `reconnect` even if it is the same key, because another credential is shown now. If the registry
+        does not want it, `undo` is called and all stays as it was."""
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.ensure_future(self._renew(reconnect, undo))
+
+    async def _renew(self, reconnect: bool, undo: Callable[[], object]) -> None:
+        if self._registered_as is None:
+            return  # it will be registered with what there is now
+        try:
+            identity = self._load_identity()
+            if identity.public == self._registered_as[1] and not reconnect:
+                log.info("SIGHUP: the keys are the same as before")
+                return
+            registration = await self._registry.register(identity.public, self._current)
+        except (KeyFileError, RegistryError, Expired) as error:
+            undo()
+            log.error("this environment goes on as it was", reason=str(error))
+            return
+        self._next = registration, identity
+        self._lost.set()
+
+    def _change(self, registration: Registration, identity: Identity) -> Registration:
+        """Go over to what was registered anew."""
+        self._next, self._current = None, registration
+        link, self._link = self._link, None
+        streams = self._streams
+        if (registration.id, identity.public) == self._registered_as:
+            if streams is not None and link is not None:
+                streams.link_lost("another credential is used")
+        else:
+            self._take(registration, identity)
+            if streams is not None and link is not None and len(streams):
+                self._retiring.add(Retiring(streams, link, self._retiring.discard))
+                return registration
+            if streams is not None:
+                streams.give_up(REPLACED_KEY)
+        if link is not None:
+            link.close()
         return registration
 
     def _validate(

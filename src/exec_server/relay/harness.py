@@ -35,7 +35,11 @@ __all__ = ["SCHEMES", "Harness", "dialer"]
 SCHEMES: Final = ("relay+https", "relay+http")
 """Of the URLs this file understands."""
 
+FIRST_HANDSHAKE_SECONDS: Final = 5.0
 HANDSHAKE_SECONDS: Final = 10.0
+"""For the environment's answer. A frame may get lost on the way, so there is a second try, which has as long
+as the reference's only one."""
+
 REQUEST_SECONDS: Final = 6.0
 RETRIES: Final = 4
 RETRY_SECONDS: Final = 14.0
@@ -132,13 +136,20 @@ class Harness:
         return channel
 
     async def _open(self) -> RelayChannel:
-        """A stream that is refused for something that passes is tried again, while there is time."""
+        """A stream that is refused for something that passes is tried again, while there is time; one that
+        nobody answers, once."""
         loop = asyncio.get_running_loop()
         end = loop.time() + RETRY_SECONDS
         attempt = 0
+        patience = FIRST_HANDSHAKE_SECONDS
         while True:
             try:
-                return await _HarnessStream(self).open()
+                return await _HarnessStream(self).open(patience)
+            except NotAnswered as error:
+                if patience == HANDSHAKE_SECONDS:
+                    raise
+                log.info("trying another stream", reason=str(error))
+                patience = HANDSHAKE_SECONDS
             except StreamRefused as error:
                 left = end - loop.time()
                 if not error.passing or left <= 0:
@@ -156,7 +167,7 @@ class Harness:
             try:
                 return await self.ask(min(REQUEST_SECONDS, end - loop.time()))
             except RegistryError as error:
-                delay = retry_delay(attempt)
+                delay = max(retry_delay(attempt), error.retry_after)
                 if not error.transient or attempt >= RETRIES or loop.time() + delay >= end:
                     raise
                 log.info("the environment cannot be reached yet", reason=str(error))
@@ -189,6 +200,10 @@ class StreamRefused(UpgradeFailed):
         self.passing = is_passing(reason)
 
 
+class NotAnswered(UpgradeFailed):
+    """Nothing came back from the environment."""
+
+
 class _HarnessStream:
     """One stream and the connection it is on."""
 
@@ -203,7 +218,7 @@ class _HarnessStream:
         self._channel: RelayChannel | None = None
         self._recovery: asyncio.Task[None] | None = None
 
-    async def open(self) -> RelayChannel:
+    async def open(self, seconds: float) -> RelayChannel:
         """The handshake, within its time."""
         bundle, link = await self._reach()
         self._link = link
@@ -215,13 +230,11 @@ class _HarnessStream:
             ack = NOTHING_RECEIVED if self._harness.acks else 0
             link.send(encode(Frame(self._id, Resume(), ack)))
             link.send(encode(Frame(self._id, Handshake(message), ack, WIDE if ack else 0)))
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await self._opened
         except TimeoutError:
             self._abandon("closed")
-            raise UpgradeFailed(
-                f"the environment did not answer the handshake within {HANDSHAKE_SECONDS:g} s"
-            ) from None
+            raise NotAnswered(f"the environment did not answer the handshake within {seconds:g} s") from None
         except HandshakeFailed as error:
             self._abandon(PROTOCOL_ERROR)
             raise UpgradeFailed(f"the handshake with the environment failed: {error}") from None

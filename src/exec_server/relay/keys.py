@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 from base64 import b64decode, b64encode
 from functools import cached_property
 from typing import Any, Final
@@ -21,6 +20,8 @@ import msgspec
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from .secret_file import SecretFileError, SecretFileMissing, read_secret_file
 
 __all__ = [
     "BadKey",
@@ -175,26 +176,13 @@ def load_or_create(path: str) -> Identity:
 
 def load(path: str) -> Identity:
     """The identity in a file that only we can read. Where the path is a link, what it leads to counts."""
+    advice = ", or make a new key with `exec-server relay key rotate`"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise KeyFileMissing(f"there is no key file {path}") from None
-    except OSError as error:
-        raise KeyFileError(f"cannot open the key file {path}: {error.strerror}") from None
-    try:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode):
-            raise KeyFileError(f"the key file {path} is not a regular file")
-        if facts.st_mode & 0o077:
-            raise KeyFileError(
-                f"others can read the key file {path}; `chmod 600 {path}` if nobody has,"
-                " or make a new key with `exec-server relay key rotate`"
-            )
-        if facts.st_uid not in (os.geteuid(), 0):
-            raise KeyFileError(f"the key file {path} belongs to somebody else (uid {facts.st_uid})")
-        content = os.read(fd, MAX_KEY_FILE_BYTES + 1)
-    finally:
-        os.close(fd)
+        content = read_secret_file(path, "key file", advice, MAX_KEY_FILE_BYTES)
+    except SecretFileMissing as error:
+        raise KeyFileMissing(str(error)) from None
+    except SecretFileError as error:
+        raise KeyFileError(str(error)) from None
     return _parse(path, content)
 
 

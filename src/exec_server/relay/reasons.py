@@ -15,6 +15,7 @@ __all__ = [
     "REGISTRY_SILENT",
     "TOO_MANY_STREAMS",
     "explain",
+    "is_known",
     "is_passing",
 ]
 
@@ -43,6 +44,11 @@ _UNEXPLAINED: Final = (
 def explain(reason: str) -> str:
     """Why, in a sentence of our own: what a stranger sends is not shown."""
     return f"the environment refused the stream: {_MEANINGS.get(reason, _UNEXPLAINED)}"
+
+
+def is_known(reason: str) -> bool:
+    """Whether it is one of ours, and no text that somebody made up."""
+    return reason in _MEANINGS
 
 
 def is_passing(reason: str) -> bool:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from .. import log
 from .credentials import Credentials
 from .keys import BadKey, PublicKey
 
@@ -21,12 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["BadRegistryUrl", "Bundle", "Registration", "Registry", "RegistryError", "retry_delay"]
 
 SECURITY_PROFILE: Final = "noise_hybrid_ik_v1"
+CONTINUES: Final = "x-exec-server-continues"
+"""A header with the query of the URL that an environment was given before."""
+
 TIMEOUT: Final = 10.0
 """Seconds for one call."""
 
 MAX_ANSWER_BYTES: Final = 64 * 1024
+MAX_RETRY_AFTER: Final = 300.0
+"""Seconds that a registry can make us wait."""
+
+MAX_CODE: Final = 128
 MAX_QUOTED: Final = 4096
-"""Characters of an answer nobody understands that are shown."""
+"""Characters of the code of a refusal and of its words, or of whatever else is answered, that are shown."""
 
 _QUOTABLE_CODES: Final = frozenset(("registration_conflict", "authentication_service_unavailable"))
 """What is shown of a refusal even where its words are not."""
@@ -42,9 +50,17 @@ class RegistryError(Exception):
     """The registry said no, or nothing. `status` is None when nothing was said."""
 
     def __init__(
-        self, message: str, status: int | None = None, code: str | None = None, *, hopeless: bool = False
+        self,
+        message: str,
+        status: int | None = None,
+        code: str | None = None,
+        *,
+        hopeless: bool = False,
+        retry_after: float = 0.0,
     ) -> None:
         super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds that the registry asks us to wait."""
         self.status = status
         self.code = code
         self._hopeless = hopeless
@@ -99,10 +115,13 @@ class Registry:
         self._session: aiohttp.ClientSession | None = None
         self._in_flight = 0
 
-    async def register(self, key: PublicKey) -> Registration:
-        """Offer this environment under a key."""
+    async def register(self, key: PublicKey, continues: Registration | None = None) -> Registration:
+        """Offer this environment under a key. `continues` is what it was offered under so far: a rendezvous
+        of ours, which knows by its URL that we are the same, leaves the streams of that alone."""
         answer = await self._call(
-            "register", {"security_profile": SECURITY_PROFILE, "executor_public_key": key.to_object()}
+            "register",
+            {"security_profile": SECURITY_PROFILE, "executor_public_key": key.to_object()},
+            headers=None if continues is None else {CONTINUES: urlsplit(continues.url).query},
         )
         self._check_common(answer)
         return Registration(
@@ -202,9 +221,10 @@ class Registry:
                 while len(content) <= MAX_ANSWER_BYTES and not response.content.at_eof():
                     content += await response.content.read(MAX_ANSWER_BYTES + 1)
                 status = response.status
+                wait = _seconds(response.headers.get("Retry-After", ""))
         except TimeoutError:
             self._try_next()
-            raise RegistryError(f"the registry did not answer `{operation}` within {timeout:g} s") from None
+            raise RegistryError(f"the registry did not answer `{operation}` within {timeout:.3g} s") from None
         except (aiohttp.ClientSSLError, ssl_module.SSLError) as error:
             raise RegistryError(
                 f"the registry's certificate is not trusted, or it speaks no TLS: {error}", hopeless=True
@@ -215,7 +235,7 @@ class Registry:
             raise RegistryError(f"the registry cannot be reached for `{operation}`: {text}") from None
         finally:
             self._in_flight -= 1
-        return read_answer(operation, status, content, self._quote_errors)
+        return read_answer(operation, status, content, self._quote_errors, wait)
 
 
 def checked_base(url: str) -> str:
@@ -236,23 +256,30 @@ def retry_delay(attempt: int) -> float:
     return min(0.5 * 2.0**attempt, 5.0) * random.uniform(1.0, 1.5)  # noqa: S311  # spreads load, hides nothing
 
 
-def read_answer(operation: str, status: int, content: bytes, quote: bool) -> dict[str, Any]:
+def read_answer(
+    operation: str, status: int, content: bytes, quote: bool, retry_after: float = 0.0
+) -> dict[str, Any]:
     """The object in an answer; RegistryError when it is a refusal, or no object."""
     try:
         if len(content) > MAX_ANSWER_BYTES:
             raise ValueError("too long")
         answer = msgspec.json.decode(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if not 200 <= status < 300:
         code, message = _error(answer)
         quoted = message or content[:MAX_QUOTED].decode("utf-8", "replace") or "no explanation"
+        quoted, code = (
+            log.escaped(quoted[:MAX_QUOTED]),
+            None if code is None else log.escaped(code[:MAX_CODE]),
+        )
         if not quote:
             code, quoted = code if code in _QUOTABLE_CODES else None, "its words are not shown"
         raise RegistryError(
             f"the registry refused `{operation}`: HTTP {status}{f' {code}' if code else ''}: {quoted}",
             status,
             code,
+            retry_after=retry_after,
         )
     if not isinstance(answer, dict):
         raise _malformed(operation, "it is not a JSON object")
@@ -267,6 +294,11 @@ def _error(answer: Any) -> tuple[str | None, str | None]:
             code, message = found.get("code"), found.get("message")
             return (code if isinstance(code, str) else None), (message if isinstance(message, str) else None)
     return None, None
+
+
+def _seconds(text: str) -> float:
+    """Of a Retry-After; dates are for browsers, and more patience than MAX_RETRY_AFTER nobody can ask for."""
+    return min(float(text), MAX_RETRY_AFTER) if text.isascii() and text.isdigit() else 0.0
 
 
 def _malformed(operation: str, what: str) -> RegistryError:

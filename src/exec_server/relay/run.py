@@ -8,17 +8,22 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
 from .. import log
+from ..local.process.terminal import StartedFrom
+from ..local.sandbox import probe
+from ..local.sandbox.look import keep_secret
 from ..loop import Loop
 from .credentials import (
     FIRST_LINE_SECONDS,
     AgentIdentity,
     Bearer,
+    BearerFile,
     CredentialError,
     Credentials,
     RotatingCredential,
@@ -48,6 +53,9 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     key_file: str | None = None
     forward: str | None = None
     acks: bool = True
+    secrets: Mapping[str, str] = {}
+    """Keys and tokens by the names of the variables they came in."""
+    api_key_file: str | None = None
     credential_stdin: bool = False
     agent_identity: bool = False
     exit_on_stdin_close: bool = False
@@ -101,6 +109,11 @@ async def _run(options: RunOptions, make_server: Callable[[Loop], Served]) -> No
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    terminal = StartedFrom()
+    renewable: list[Callable[[], object]] = []
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: stop.set() if terminal.is_gone() else [renew() for renew in renewable]
+    )
     stdin = _Stdin(options, stop)
     credentials = None if options.direct else await _credentials(options, stdin, stop)
     if credentials is None and not options.direct:
@@ -121,6 +134,8 @@ async def _run(options: RunOptions, make_server: Callable[[Loop], Served]) -> No
             server.close()
         raise RunFailed(str(error)) from None
     environment.on_connected = _Announcement(options)
+    if isinstance(environment, RemoteEnvironment):
+        renewable.append(partial(_renew, environment, credentials))
     task = asyncio.ensure_future(environment.run())
     ended = asyncio.ensure_future(stop.wait())
     try:
@@ -145,8 +160,26 @@ async def _run(options: RunOptions, make_server: Callable[[Loop], Served]) -> No
         raise RunFailed(stdin.error)
 
 
+def _renew(environment: RemoteEnvironment, credentials: Credentials | None) -> None:
+    """SIGHUP: take the keys that are in the files now."""
+    if not isinstance(credentials, BearerFile):
+        environment.renew()
+        return
+    try:
+        changed = credentials.reload()
+    except CredentialError as error:
+        log.error("this environment goes on with the API key it has", reason=str(error))
+        changed = False
+    environment.renew(reconnect=changed, undo=credentials.undo)
+
+
 def _relayed(options: RunOptions, credentials: Credentials, accept: Accept) -> RemoteEnvironment:
-    key_file = _KeyFile(options.key_file or default_key_file(options.environment_id))
+    key_path = options.key_file or default_key_file(options.environment_id)
+    key_file = _KeyFile(key_path)
+    if options.forward is None:
+        for path in filter(None, (key_path, options.api_key_file)):
+            keep_secret(os.fsencode(os.path.abspath(path)))  # whoever reads them can be us
+        probe.backend()  # how they are hidden is asked for where nobody may wait
     ssl = _ssl(options)
     registry = Registry(
         options.registry_url,
@@ -309,21 +342,23 @@ async def _credentials(options: RunOptions, stdin: _Stdin, stop: asyncio.Event) 
         return stdin.credential if stdin.credential.present and not stop.is_set() else None
     try:
         if options.agent_identity:
-            return await _agent_identity()
-        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
+            return await _agent_identity(options.secrets)
+        if options.api_key_file is not None:
+            return BearerFile(options.api_key_file)
+        key = next((options.secrets[name] for name in KEY_VARIABLES if options.secrets.get(name)), None)
         if key is None:
             raise RunFailed(
-                f"no key for the registry: set {KEY_VARIABLES[0]}"
-                " (made with `exec-server rendezvous key add NAME`)"
+                "no key for the registry: name a file that holds it (--api-key-file), or set"
+                f" {KEY_VARIABLES[0]} (made with `exec-server rendezvous key add NAME`)"
             )
         return Bearer(key)
     except CredentialError as error:
         raise RunFailed(str(error)) from None
 
 
-async def _agent_identity() -> AgentIdentity:
+async def _agent_identity(secrets: Mapping[str, str]) -> AgentIdentity:
     """From the reference's variables. There is no service that is asked by default: it has to be named."""
-    token = os.environ.get("CODEX_ACCESS_TOKEN", "")
+    token = secrets.get("CODEX_ACCESS_TOKEN", "")
     if not token:
         raise RunFailed("CODEX_ACCESS_TOKEN is not set; it holds the agent's access token")
     identity = AgentIdentity(token)

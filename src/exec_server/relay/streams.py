@@ -54,7 +54,8 @@ GRACE_SECONDS: Final = 30.0
 """How long acked streams wait for the next connection; as long as a session waits for the next stream."""
 
 RESET_BYTES: Final = 4 * LINK_BYTES
-"""Unsent bytes of a connection above which nobody is told that there is no such stream."""
+"""Unsent bytes of a connection above which nobody is told that there is no such stream, or told again that
+there is."""
 
 Accept = Callable[[Channel], Receiver]
 """Serves a new channel: gives the receiver of what arrives on it."""
@@ -195,7 +196,8 @@ class Streams:
             active.channel.reset_received()
         elif type(body) is Handshake:
             if body.payload == active.first_message:
-                self._say(active.answer)
+                if self._has_room():
+                    self._say(active.answer)
             else:
                 self._reset(frame.stream_id)
         else:
@@ -316,9 +318,12 @@ class Streams:
 
     def _reset(self, stream_id: str, reason: str = PROTOCOL_ERROR) -> None:
         """Any other reason than the reference's one is for an end of ours: one that acknowledges."""
-        # Who floods us and does not read would fill our memory with resets.
-        if self._link is not None and self._link.unsent() < RESET_BYTES:
+        if self._has_room():
             self._say(encode(Frame(stream_id, Reset(reason))))
+
+    def _has_room(self) -> bool:
+        """Who floods us and does not read would fill our memory with answers."""
+        return self._link is not None and self._link.unsent() < RESET_BYTES
 
     def _say(self, message: bytes) -> None:
         if self._link is not None:

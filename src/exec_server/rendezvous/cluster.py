@@ -17,12 +17,15 @@ proxies. Where that is not enough, frames are dropped.
     es.revoked          a key was revoked: see which
     es.sock.ID          to a harness's socket
     es.alive            I am this node, and I am alive
+    es.time             and this is what time it is here
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -35,18 +38,18 @@ from nats.errors import TimeoutError as NatsTimeout
 
 from .. import log
 from ..relay.frame import Frame, Reset, encode
+from .clock import PeerClocks
+from .cluster_address import ClusterAddress
+from .cluster_connection import ClusterUnreachable, connect, open_cluster_store, open_for_node
 from .cluster_sockets import CLAIM, CLOSED, FULL, ROOM, TO_HOME, TO_PROXY, HomeSocket, Proxy, RemoteHarness
 from .cluster_store import ClusterStore
-from .door import CLUSTER_HOLD, Carrier, EnvironmentSocket, HarnessSocket, _Socket
 from .router import GOING_AWAY, Router
 from .service import Presence
+from .sockets import CLUSTER_HOLD, Carrier, EnvironmentSocket, HarnessSocket, _Socket
 from .store import StoreUnavailable
 from .tickets import EnvironmentTicket, HarnessTicket
 
 __all__ = ["Cluster", "ClusterUnreachable", "open_cluster_store"]
-
-CONNECT_SECONDS: Final = 5.0
-"""For the first connection to NATS; later ones are tried for as long as it takes."""
 
 ALIVE_INTERVAL: Final = 1.0
 DEAD_SECONDS: Final = 5.0
@@ -64,53 +67,19 @@ ROOMY_BYTES: Final = 512 * 1024
 
 REFRESH_SECONDS: Final = 6 * 3600.0
 
+LOOK_SECONDS: Final = 2.0
+"""How often a node looks whether NATS still has what all nodes have between them."""
 
-class ClusterUnreachable(Exception):
-    """There is no NATS server with JetStream at that address."""
+REPLICAS_SECONDS: Final = 60.0
+"""How often it looks whether there are servers for more copies of that."""
 
+WAS_LOST: Final = (
+    "NATS has lost what it kept; environments that registered before are found again when they register anew,"
+    " as they do after a restart of this node"
+)
 
-async def _connect(url: str, on_lost: Callable[[], object] = lambda: None) -> Nats:
-    """`on_lost` is called whenever the connection is, and what was on its way with it."""
-    troubles: list[str] = []
-
-    async def lost() -> None:
-        on_lost()
-
-    async def report(error: Exception) -> None:
-        troubles[:] = [str(error) or type(error).__name__]
-        log.info("the cluster's NATS connection has trouble", reason=troubles[0])
-
-    connection = Nats()
-    try:
-        async with asyncio.timeout(CONNECT_SECONDS):
-            await connection.connect(
-                url,
-                error_cb=report,
-                disconnected_cb=lost,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=1,
-                connect_timeout=2,
-            )
-    except (NatsError, OSError, ValueError) as error:
-        await connection.close()
-        reason = troubles[0] if troubles else str(error) or type(error).__name__
-        raise ClusterUnreachable(f"cannot reach NATS at {url}: {reason}") from None
-    return connection
-
-
-async def open_cluster_store(url: str) -> ClusterStore:
-    """The store alone, for commands that look after keys."""
-    connection = await _connect(url)
-
-    class Closing(ClusterStore):
-        async def close(self) -> None:
-            await connection.close()
-
-    try:
-        return await Closing.open(connection)
-    except (NatsError, TimeoutError) as error:
-        await connection.close()
-        raise ClusterUnreachable(f"NATS at {url} has no JetStream that can be used: {error}") from None
+STAMP: Final = struct.Struct("!16sd")
+"""Node, and its time."""
 
 
 class Cluster(Presence, Carrier):
@@ -139,32 +108,35 @@ class Cluster(Presence, Carrier):
         self._tasks: set[asyncio.Task[Any]] = set()
         self.on_revoked: Callable[[], object] = lambda: None
         """Called when somebody has revoked a key."""
+        self._clocks = PeerClocks()
+        self._off: dict[bytes, float] = {}
 
     @classmethod
-    async def connect(cls, url: str, router: Router) -> Cluster:
-        """Join the cluster of a NATS server."""
+    async def connect(cls, address: ClusterAddress, router: Router, replicas: int | None = None) -> Cluster:
+        """Join the cluster of NATS servers. `replicas` are the copies they keep of what is in the store; None
+        is as many as there are servers for, up to three."""
         joined: list[Cluster] = []
 
         def lost() -> None:
             for member in joined:
                 member._end_plain()
 
-        connection = await _connect(url, lost)
+        connection = await connect(address, lost)
         try:
-            store = await ClusterStore.open(connection)
-            cluster = cls(connection, store, router)
+            cluster = cls(connection, await open_for_node(connection, address, replicas), router)
             joined.append(cluster)
             for subject, receive in (
                 ("es.alive", cluster._alive),
+                ("es.time", cluster._time),
                 ("es.home.*", cluster._moved),
                 ("es.gone.*", cluster._gone),
                 ("es.revoked", cluster._revoked),
             ):
                 await connection.subscribe(subject, cb=receive)
-        except NatsError as error:
+        except BaseException:
             await connection.close()
-            raise ClusterUnreachable(f"NATS at {url} has no JetStream that can be used: {error}") from None
-        for work in (cluster._send_all(), cluster._watch(), cluster._refresh()):
+            raise
+        for work in (cluster._send_all(), cluster._watch(), cluster._refresh(), cluster._look_after()):
             cluster._start(work)
         return cluster
 
@@ -197,6 +169,15 @@ class Cluster(Presence, Carrier):
     async def supersede(self, registration_id: str) -> None:
         self.router.supersede(registration_id)
         self.say(f"es.gone.{registration_id}", self.node)
+
+    def trouble(self) -> str | None:
+        if not self._off:
+            return WAS_LOST if self.store.was_lost else None
+        worst = max(self._off.values(), key=abs)
+        return (
+            f"the clock of this node is {abs(worst):.0f} s {'behind' if worst > 0 else 'ahead of'} another's"
+            f" ({len(self._off)} nodes differ); streams between them may be refused"
+        )
 
     async def _revoked(self, _: Msg) -> None:
         self.store.forget_revoked()
@@ -362,14 +343,33 @@ class Cluster(Presence, Carrier):
     async def _alive(self, message: Msg) -> None:
         self._heard[message.data] = asyncio.get_running_loop().time()
 
+    async def _time(self, message: Msg) -> None:
+        if len(message.data) == STAMP.size:
+            node, stamp = STAMP.unpack(message.data)
+            self._clocks.heard(node, stamp, time.time())
+
+    def _compare_clocks(self) -> None:
+        before, self._off = self._off, self._clocks.off()
+        for node in self._off.keys() - before.keys():
+            log.error(
+                "the clock of another node differs from ours; tickets of one are refused by the other",
+                node=node.hex(),
+                seconds_ahead=round(self._off[node]),
+            )
+        if before and not self._off:
+            log.info("the clocks of the nodes agree again")
+
     async def _watch(self) -> None:
         """Say that we are alive, and notice who is not."""
         while True:
             self.say("es.alive", self.node)
+            self.say("es.time", STAMP.pack(self.node, time.time()))
+            self._compare_clocks()
             now = asyncio.get_running_loop().time()
             dead = {node for node, heard in self._heard.items() if now - heard > DEAD_SECONDS}
             for node in dead:
                 del self._heard[node]
+                self._clocks.forget(node)
                 log.warning("a node of the cluster is gone", node=node.hex())
             for remote in list(self._remote.values()):
                 if remote.node in dead:
@@ -377,6 +377,22 @@ class Cluster(Presence, Carrier):
             for proxy in list(self._proxies.values()):
                 proxy.tick(now, dead)
             await asyncio.sleep(ALIVE_INTERVAL)
+
+    async def _look_after(self) -> None:
+        """See that what the nodes have between them is there, and in enough places."""
+        loop = asyncio.get_running_loop()
+        copies_at = loop.time() + REPLICAS_SECONDS
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self.store.check()
+                if loop.time() >= copies_at:
+                    copies_at = loop.time() + REPLICAS_SECONDS
+                    await self.store.set_replicas()
+            except StoreUnavailable:
+                pass  # the store says in the log what has to be said, and whoever asks for our health is told
+            except (NatsError, OSError, TimeoutError) as error:
+                log.info("NATS cannot be asked for more copies", reason=str(error) or type(error).__name__)
 
     async def _refresh(self) -> None:
         while True:

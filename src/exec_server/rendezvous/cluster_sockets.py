@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..relay.frame import NOTHING_RECEIVED, BadFrame, Frame, Handshake, Reset, Resume, decode, encode
 from ..relay.reasons import KEY_REVOKED
-from .door import HOME_HOLD, EnvironmentSocket, _Socket
 from .router import GOING_AWAY, GRACE_SECONDS, POLICY, Router
 from .routes import Harness
+from .sockets import HOME_HOLD, EnvironmentSocket, _Socket
 from .tickets import EnvironmentTicket, HarnessTicket
 
 if TYPE_CHECKING:
@@ -170,9 +170,11 @@ class Proxy(_Socket):
             if len(self._early) > 16:
                 self._finish(GOING_AWAY, "too much before the way was open")
             return
+        self.count(message)
         try:
             frame = decode(message)
         except BadFrame:
+            self.junk_arrived()
             return
         self._learn(frame)
         if not self._say(FRAME, message) and not self._acked:

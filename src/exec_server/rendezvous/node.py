@@ -6,8 +6,11 @@ import asyncio
 import fcntl
 import logging
 import os
+import resource
 import signal
 import socket
+import time
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -15,12 +18,17 @@ from aiohttp import web
 from msgspec import Struct
 
 from .. import log
+from ..local.process.terminal import StartedFrom
 from ..transport.listener import Listener
+from ..transport.lobby import Lobby
 from .api import make_app
-from .door import Carrier, Door, LocalCarrier
+from .clock import SteadyClock
+from .cluster_address import BadAddress, read_address
+from .door import HEAD_SECONDS, Door
 from .revocation import Revocations
 from .router import GOING_AWAY, Router
 from .service import Presence, Rendezvous, Settings
+from .sockets import Carrier, LocalCarrier
 from .store import EmbeddedStore, Registered, Store, StoreUnavailable
 from .tickets import Signer
 
@@ -29,6 +37,14 @@ __all__ = ["Node", "NodeOptions", "Settings", "StartFailed", "open_store", "serv
 
 LOCK_NAME: Final = "rendezvous.lock"
 """In the data directory; locked by the node that uses it, whose process id is in it."""
+
+STORE_PATIENCE: Final = 1.0
+"""Seconds that a node waits for others who write to its database; then whoever asked is told to ask again."""
+
+
+MAX_GUESTS: Final = 4096
+"""Connections nobody has vouched for, at once; fewer where there are few descriptors. A quarter of all
+descriptors for one address, and half of them for all, leave the rest to those who have shown a key."""
 
 
 class StartFailed(Exception):
@@ -42,7 +58,11 @@ class NodeOptions(Struct, frozen=True, kw_only=True):
     data: str | None = None
     """Directory of the embedded store; None keeps everything in memory."""
     cluster: str | None = None
-    """URL of a NATS server with JetStream, for many nodes."""
+    """URL of a NATS server with JetStream, or of several with commas in between, for many nodes."""
+    cluster_credentials: str | None = None
+    """A file with what NATS wants to know who we are."""
+    cluster_replicas: int | None = None
+    """Copies that NATS keeps; None is as many as there are servers for, up to three."""
     tls_cert: str | None = None
     tls_key: str | None = None
     public_url: str | None = None
@@ -67,6 +87,7 @@ class Node:
         self._runner: web.AppRunner | None = None
         self._watching: asyncio.Future[None] | None = None
         self._lock: int | None = None
+        self._tls: Any = None
 
     async def __aenter__(self) -> Node:
         try:
@@ -85,30 +106,43 @@ class Node:
     async def _open(self) -> None:
         options = self._options
         loop = asyncio.get_running_loop()
-        tls = _tls(options)
+        tls = self._tls = _tls(options)
         router = self.router = Router(loop)
         carrier: Carrier
+        ticket_clock: Callable[[], float] = time.time
         if options.cluster is None:
             if options.data is not None:
                 self._lock = _lock(options.data)
-            self._store = EmbeddedStore(options.data)
+            embedded = EmbeddedStore(options.data, patience=STORE_PATIENCE)
+            ticket_clock = embedded.clock = SteadyClock(embedded.forgotten_until)
+            self._store = embedded
             presence, carrier = Presence(router), LocalCarrier(router)
         else:
             cluster = _import_cluster()
             try:
-                self._cluster = await cluster.Cluster.connect(options.cluster, router)
-            except cluster.ClusterUnreachable as error:
+                address = read_address(options.cluster, options.cluster_credentials)
+                self._cluster = await cluster.Cluster.connect(address, router, options.cluster_replicas)
+            except (BadAddress, cluster.ClusterUnreachable) as error:
                 raise StartFailed(str(error)) from None
             self._store, presence, carrier = self._cluster.store, self._cluster, self._cluster
         self._carrier = carrier
         signer = Signer(await self._store.signing_secret())
         revocations = Revocations(self._store, router, carrier)
+        revocations.on_secret = signer.take
         await revocations.look()
         if self._cluster is not None:
             self._cluster.on_revoked = revocations.tell
+            self._cluster.store.on_secret = signer.take
         self._watching = asyncio.ensure_future(revocations.watch())
         service = self._service = Rendezvous(
-            loop, self._store, signer, router, presence, options.settings, revocations=revocations
+            loop,
+            self._store,
+            signer,
+            router,
+            presence,
+            options.settings,
+            revocations=revocations,
+            ticket_clock=ticket_clock,
         )
         self._runner = web.AppRunner(
             make_app(service, options.public_url),
@@ -126,12 +160,31 @@ class Node:
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((self._host, self._port))
-            self._listener = Listener(sock, lambda: Door(service, carrier, make_http), tls)
+            self._listener = Listener(
+                sock,
+                lambda guest: Door(service, carrier, make_http, guest),
+                tls,
+                handshake_timeout=HEAD_SECONDS,
+                lobby=_lobby(),
+            )
         except OSError as error:
             sock.close()
             raise StartFailed(f"cannot listen on {options.listen}: {error.strerror}") from None
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.url = f"{'https' if tls else 'http'}://{host}:{self._listener.port}"
+
+    def reload(self) -> None:
+        """Take the certificate that is in the files now, for connections from now on."""
+        if self._tls is None:
+            log.info("SIGHUP: there is no certificate to read again")
+            return
+        try:
+            _tls(self._options)  # a pair that does not fit must not be half taken
+            _load(self._tls, self._options)
+        except StartFailed as error:
+            log.error("this node goes on with the certificate it has", reason=str(error))
+        else:
+            log.info("the certificate was read again", file=self._options.tls_cert)
 
     async def registrations(self) -> list[Registered]:
         """What the store knows."""
@@ -161,7 +214,9 @@ class Node:
             self._lock = None
 
 
-async def open_store(data: str | None, cluster: str | None, *, must_exist: bool = False) -> Store:
+async def open_store(
+    data: str | None, cluster: str | None, *, must_exist: bool = False, credentials: str | None = None
+) -> Store:
     """The store of a node, without the node. `must_exist`: nothing is made where there is nothing."""
     if cluster is None:
         try:
@@ -170,8 +225,8 @@ async def open_store(data: str | None, cluster: str | None, *, must_exist: bool 
             raise StartFailed(str(error)) from None
     module = _import_cluster()
     try:
-        store: Store = await module.open_cluster_store(cluster)
-    except module.ClusterUnreachable as error:
+        store: Store = await module.open_cluster_store(read_address(cluster, credentials))
+    except (BadAddress, module.ClusterUnreachable) as error:
         raise StartFailed(str(error)) from None
     return store
 
@@ -205,13 +260,31 @@ def _import_cluster() -> Any:
     return cluster
 
 
+def _lobby() -> Lobby:
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = MAX_GUESTS if descriptors == resource.RLIM_INFINITY else min(MAX_GUESTS, descriptors // 2)
+    return Lobby(most, max(1, most // 2))
+
+
+def _raise_limit() -> None:
+    """A socket is a descriptor, and the limit that programs are started with is meant for others."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.info("the limit on open files stays as it is", reason=str(error))
+
+
 async def serve(options: NodeOptions) -> None:
-    """Run a node until SIGTERM or SIGINT; its URL is the first line of stdout."""
+    """Run a node until SIGTERM or SIGINT; its URL is the first line of stdout. SIGHUP: see Node.reload."""
+    _raise_limit()
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with Node(options) as node:
+    node, terminal = Node(options), StartedFrom()
+    loop.add_signal_handler(signal.SIGHUP, lambda: stop.set() if terminal.is_gone() else node.reload())
+    async with node:
         try:
             os.write(1, f"{node.url}\n".encode())
         except OSError as error:
@@ -250,13 +323,17 @@ def _tls(options: NodeOptions) -> Any:
     import ssl
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _load(context, options)
+    return context
+
+
+def _load(context: Any, options: NodeOptions) -> None:
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key, lambda: b"")
-    except (OSError, ssl.SSLError) as error:
+    except OSError as error:  # which those of TLS are, too
         raise StartFailed(
             f"{options.tls_cert} and {options.tls_key} are not a certificate chain and its key: {error}"
         ) from None
-    return context
 
 
 _QUIET: Final = logging.getLogger("exec_server.rendezvous.node")

@@ -52,6 +52,9 @@ class Router:
         self.bytes = 0
         self.dropped = 0
         self.resets = 0
+        self.retired: dict[str, str] = {}
+        """Registrations that their own environment has replaced, and by which: they last as long as their
+        connection, if nothing happens to the next."""
 
     # Environments --------------------------------------------------------------------------------
 
@@ -86,6 +89,18 @@ class Router:
         environment.read_waiting()
         self._forget_if_idle(registration_id, environment)
 
+    def retire(self, registration_id: str, successor: str) -> None:
+        """The registration is no longer current, but that is its environment's own doing: streams go on."""
+        if registration_id in self._environments:
+            self.retired[registration_id] = successor
+
+    def end_retired(self) -> None:
+        """Those that have no stream left: whoever still waits for some on one was not told of the next."""
+        for registration_id in list(self.retired):
+            environment = self._environments.get(registration_id)
+            if environment is None or not environment.routes:
+                self.supersede(registration_id)
+
     def supersede(self, registration_id: str) -> None:
         """The registration is no longer current: everything on it ends."""
         self._end_all(registration_id, "superseded", NORMAL, "superseded by a newer registration")
@@ -96,6 +111,9 @@ class Router:
 
     def _end_all(self, registration_id: str, reason: str, code: int, text: str) -> None:
         environment = self._environments.pop(registration_id, None)
+        self.retired.pop(registration_id, None)
+        for old in [old for old, successor in self.retired.items() if successor == registration_id]:
+            self._end_all(old, reason, code, text)
         if environment is None:
             return
         for route in list(environment.routes.values()):
@@ -118,24 +136,24 @@ class Router:
         environment = self._environments.get(registration_id)
         return environment is not None and environment.socket is not None
 
-    def environment_frame(self, registration_id: str, socket: Socket, message: bytes | memoryview) -> None:
-        """A message from an environment's socket."""
+    def environment_frame(self, registration_id: str, socket: Socket, message: bytes | memoryview) -> bool:
+        """A message from an environment's socket. False when it is no frame."""
         environment = self._environments.get(registration_id)
         if environment is None or environment.socket is not socket:
-            return
+            return True
         try:
             frame = decode(message)
         except BadFrame as error:
             log.debug("a frame of an environment was dropped", reason=str(error))
             self.dropped += 1
-            return
+            return False
         route = environment.routes.get(frame.stream_id)
         body = frame.body
         if route is None:
             learning = frame.acknowledges and self._loop.time() < environment.learning_until
             if type(body) is not Reset and not learning:
                 self._reset(socket, frame.stream_id, "harness_disconnected")
-            return
+            return True
         harness = route.harness
         if type(body) is Handshake:
             route.acked = route.acked or (route.offered and frame.acknowledges)
@@ -145,11 +163,12 @@ class Router:
             if harness is not None:
                 self._reset(harness.socket, frame.stream_id, HANDSHAKES_PAUSED)
             environment.drop(route)
-            return
+            return True
         if harness is not None:
             self._forward_to_harness(environment, route, harness, message)
         if type(body) is Reset:
             environment.drop(route)
+        return True
 
     def _forward_to_harness(
         self, environment: Environment, route: Route, harness: Harness, message: bytes | memoryview
@@ -177,30 +196,31 @@ class Router:
         """A harness has connected; its first frame says which stream it is."""
         return Harness(registration_id, key_digest, socket, caller)
 
-    def harness_frame(self, harness: Harness, message: bytes | memoryview) -> None:
-        """A message from a harness's socket."""
+    def harness_frame(self, harness: Harness, message: bytes | memoryview) -> bool:
+        """A message from a harness's socket. False when it is no frame."""
         environment = self._environments.get(harness.registration_id)
         try:
             frame = decode(message)
         except BadFrame as error:
             log.debug("a frame of a harness was dropped", reason=str(error))
             self.dropped += 1
-            return
+            return False
         if environment is None:
             self._reset(harness.socket, frame.stream_id, "environment_disconnected")
             harness.socket.close(GOING_AWAY, "the environment is not connected")
-            return
+            return True
         route = harness.route
         if route is None or route.stream_id != frame.stream_id:
             route = self._claim(environment, harness, frame)
             if route is None:
-                return
+                return True
         if type(frame.body) is Handshake and not self._let_try(environment, route, harness, frame):
-            return
+            return True
         self._forward_to_environment(environment, route, harness, message)
         if type(frame.body) is Reset:
             abandoned(environment, route, self._loop.time())
             environment.drop(route)
+        return True
 
     def _let_try(self, environment: Environment, route: Route, harness: Harness, frame: Frame) -> bool:
         """Whether a handshake is passed on."""
@@ -358,6 +378,7 @@ class Router:
     def _forget_if_idle(self, registration_id: str, environment: Environment) -> None:
         if environment.socket is None and not environment.routes:
             self._environments.pop(registration_id, None)
+            self.retired.pop(registration_id, None)
 
     def _reset(self, socket: Socket, stream_id: str, reason: str) -> None:
         self.resets += 1
@@ -377,14 +398,21 @@ class Router:
     # Looking -------------------------------------------------------------------------------------
 
     def streams(self) -> dict[str, list[dict[str, object]]]:
-        """Every stream by registration: all that a router knows about them."""
-        return {
-            registration_id: [
-                {"stream": route.stream_id, "acked": route.acked, "harness": route.harness is not None}
-                for route in environment.routes.values()
-            ]
-            for registration_id, environment in self._environments.items()
-        }
+        """Every stream by registration."""
+        return {registration_id: self.streams_of(registration_id) for registration_id in self._environments}
+
+    def streams_of(self, registration_id: str) -> list[dict[str, object]]:
+        """All that a router knows about the streams of one."""
+        environment = self._environments.get(registration_id)
+        return [
+            {
+                "stream": route.stream_id,
+                "acked": route.acked,
+                "harness": route.harness is not None,
+                **({} if route.harness is None else route.harness.listed()),
+            }
+            for route in (environment.routes.values() if environment is not None else ())
+        ]
 
     def registrations(self) -> set[str]:
         """Those that have a socket, or streams that wait for one."""

@@ -89,6 +89,11 @@ class Harness:
         self.begun = False
         """There was a stream on it, or an attempt at one."""
 
+    def listed(self) -> dict[str, object]:
+        """Who it is, where its socket is on this node and knows."""
+        visit = getattr(self.socket, "visit", None)
+        return {} if visit is None else visit.listed()
+
     def read_again(self) -> None:
         if self.paused and not self.closed:
             self.paused = False

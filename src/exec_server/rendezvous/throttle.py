@@ -15,7 +15,7 @@ class Throttle:
 
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
-        self._burst = burst
+        self._burst = max(1.0, burst)  # of less than one nobody ever has one
         self._buckets: dict[str, tuple[float, float]] = {}
 
     def allow(self, name: str, now: float) -> bool:

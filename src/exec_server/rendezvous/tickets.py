@@ -9,21 +9,46 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import time
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote, urlencode
 
 from msgspec import Struct
 
-__all__ = ["Authorization", "BadTicket", "EnvironmentTicket", "HarnessTicket", "Signer", "key_digest"]
+from .clock import TOLERATED_SECONDS
+
+__all__ = [
+    "Authorization",
+    "BadTicket",
+    "EnvironmentTicket",
+    "HarnessTicket",
+    "Signer",
+    "Untimely",
+    "key_digest",
+]
 
 LIFETIME: Final = 60.0
 """Seconds from a bundle to its use."""
 
+OVERLAP_SECONDS: Final = 2 * LIFETIME
+"""For how long what an earlier secret has signed is accepted: what expires is good for no longer."""
+
+LEEWAY: Final = TOLERATED_SECONDS
+"""Seconds for which one is good after that: another node may have made it, with another clock."""
+
+MOST_AHEAD: Final = 45.0
+"""Seconds by which the clock of that node may be ahead of ours. Beyond, what was used would be good for
+longer than it is remembered."""
+
 
 class BadTicket(Exception):
     """Forged, expired, or not for this."""
+
+
+class Untimely(BadTicket):
+    """It was good, or will be, or the clocks differ."""
 
 
 class EnvironmentTicket(Struct, frozen=True):
@@ -32,6 +57,12 @@ class EnvironmentTicket(Struct, frozen=True):
     registration_id: str
     caller: str = ""
     """The id of the API key that it was registered with; not in the ticket, which outlives keys."""
+    until: float | None = None
+    """When that key expires, if it does; not in the ticket, either."""
+    environment: str = ""
+    tenant: str = ""
+    key_name: str = ""
+    """What a log may say of it; not in the ticket."""
 
 
 class HarnessTicket(Struct, frozen=True):
@@ -43,6 +74,12 @@ class HarnessTicket(Struct, frozen=True):
     expires: float
     caller: str = ""
     """The id of the API key that asked for it."""
+    until: float | None = None
+    """When that key expires, if it does; not in the ticket."""
+    environment: str = ""
+    tenant: str = ""
+    key_name: str = ""
+    """What a log may say of it; not in the ticket."""
 
 
 class Authorization(Struct, frozen=True):
@@ -62,8 +99,17 @@ def key_digest(key: Mapping[str, str]) -> str:
 class Signer:
     """Makes tickets and checks them."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, clock: Callable[[], float] = time.monotonic) -> None:
         self._secret = secret
+        self._clock = clock
+        self._before: tuple[bytes, float] | None = None
+
+    def take(self, secret: bytes) -> None:
+        """Sign with another one from now on. What was signed before is good for as long as bundles are;
+        an environment whose URL is refused then registers again, and has a new one."""
+        if secret != self._secret:
+            self._before = self._secret, self._clock() + OVERLAP_SECONDS
+            self._secret = secret
 
     def environment_path(self, environment: str, registration_id: str) -> str:
         """Path and query of an environment's WebSocket."""
@@ -93,9 +139,7 @@ class Signer:
         digest, nonce, expires = query.get("hk", ""), query.get("n", ""), query.get("exp", "")
         caller = query.get("by", "")
         self._check(given, "harness", environment, registration_id, digest, expires, nonce, caller)
-        if now > float(expires):
-            raise BadTicket("the URL has expired")
-        return HarnessTicket(registration_id, digest, nonce, float(expires), caller)
+        return HarnessTicket(registration_id, digest, nonce, _end("URL", expires, now), caller)
 
     def authorization(
         self, tenant: str, registration_id: str, digest: str, now: float, caller: str = ""
@@ -113,19 +157,34 @@ class Signer:
         nonce, _, rest = rest.partition(".")
         caller, _, given = rest.partition(".")
         self._check(given, "authorization", tenant, registration_id, digest, expires, nonce, caller)
-        if now > float(expires):
-            raise BadTicket("the authorization has expired")
-        return Authorization(nonce, float(expires), caller)
+        return Authorization(nonce, _end("authorization", expires, now), caller)
 
     def _sign(self, *parts: str) -> str:
-        """Parts with their lengths, so that no two lists of them look alike."""
-        message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
-        return urlsafe_b64encode(hmac.digest(self._secret, message, "sha256")).rstrip(b"=").decode()
+        return _signature(self._secret, parts)
 
     def _check(self, given: str, *parts: str) -> None:
-        expected = self._sign(*parts)
-        if not hmac.compare_digest(expected.encode(), given.encode("utf-8", "surrogateescape")):
+        accepted = [self._secret]
+        if self._before is not None and self._clock() < self._before[1]:
+            accepted.append(self._before[0])
+        signature = given.encode("utf-8", "surrogateescape")
+        if not any(hmac.compare_digest(_signature(known, parts).encode(), signature) for known in accepted):
             raise BadTicket("the signature is wrong")
+
+
+def _signature(secret: bytes, parts: Sequence[str]) -> str:
+    """Over parts with their lengths, so that no two lists of them look alike."""
+    message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
+    return urlsafe_b64encode(hmac.digest(secret, message, "sha256")).rstrip(b"=").decode()
+
+
+def _end(what: str, expires: str, now: float) -> float:
+    """Until when something is good, if it is now. It is signed, so it is a number."""
+    end = float(expires) + LEEWAY
+    if now > end:
+        raise Untimely(f"the {what} has expired, {now - float(expires):.0f} s ago by the clock of this node")
+    if end - now > LIFETIME + LEEWAY + MOST_AHEAD:
+        raise Untimely(f"the {what} comes from the future: the clocks of the cluster's nodes differ")
+    return end
 
 
 def _path(environment: str, query: Mapping[str, str]) -> str:

@@ -1,7 +1,8 @@
 """Running a server until it is told to stop: on stdio, or listening.
 
 On stdio everything ends with the connection. A listening server ends on SIGTERM or SIGINT; either way
-every process it started is killed first, and the exit code is 0.
+every process it started is killed first, and the exit code is 0. SIGHUP ends nothing, unless it says that
+the terminal is gone: the certificate of `wss://` is read again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from msgspec import Struct
 from .. import log
 from ..limits import Limits
 from ..local.process import descriptors
+from ..local.process.terminal import StartedFrom
 from ..loop import PollLoop
 from ..transport.address import Listen
 from ..transport.stdio import StdioChannel
@@ -79,6 +81,8 @@ def _serve_stdio(limits: Limits) -> None:
     connection.on_end.append(end)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
+    # When its terminal is gone, stdin ends. Ignoring the signal would make our children ignore it, too.
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
     channel.attach(connection)
     try:
         loop.run()
@@ -125,8 +129,12 @@ async def _listen(options: ServeOptions) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     listener: Listener | None = None
+    tls, terminal = _tls(options), StartedFrom()
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: stop.set() if terminal.is_gone() else _read_again(tls, options)
+    )
     try:
-        listener, url = _open(options, gate, accept)
+        listener, url = _open(options, gate, accept, tls)
         if url:
             _say(url)
         if options.hello:
@@ -178,7 +186,9 @@ def _report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         log.error(str(context.get("message")), error=str(error))
 
 
-def _open(options: ServeOptions, gate: Gate, accept: Accept) -> tuple[Listener | None, str]:
+def _open(
+    options: ServeOptions, gate: Gate, accept: Accept, tls: ssl.SSLContext | None
+) -> tuple[Listener | None, str]:
     """The listening socket and the address it got."""
     import socket
 
@@ -195,7 +205,6 @@ def _open(options: ServeOptions, gate: Gate, accept: Accept) -> tuple[Listener |
         listener = unix.listen(listen.path, gate.route, accept, options.limits)
         keep_private(os.fsencode(os.path.abspath(listen.path)))  # whoever reaches it gets out of a sandbox
         return listener, f"unix://{listen.path}"
-    tls = _tls(options)
     sock = socket.socket(socket.AF_INET6 if ":" in listen.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -216,6 +225,12 @@ def _tls(options: ServeOptions) -> ssl.SSLContext | None:
     import ssl
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    _load(context, options)
+    return context
+
+
+def _load(context: ssl.SSLContext, options: ServeOptions) -> None:
+    import ssl
 
     def no_passphrase() -> str:
         raise ServeError(f"the key in {options.tls_key} is encrypted; a server cannot be asked for it")
@@ -224,13 +239,26 @@ def _tls(options: ServeOptions) -> ssl.SSLContext | None:
         if path is not None and not os.access(path, os.R_OK):
             raise ServeError(f"cannot read {path}, which `--tls-cert` and `--tls-key` name")
     try:
-        context.load_cert_chain(options.tls_cert, options.tls_key, no_passphrase)
+        context.load_cert_chain(options.tls_cert or "", options.tls_key, no_passphrase)
     except ssl.SSLError as error:
         raise ServeError(
             f"{options.tls_cert} and {options.tls_key} are not a certificate chain and its key in PEM form:"
             f" {error.reason or error}"
         ) from None
-    return context
+
+
+def _read_again(context: ssl.SSLContext | None, options: ServeOptions) -> None:
+    """SIGHUP: take the certificate that is in the files now, for connections from now on."""
+    if context is None:
+        log.info("SIGHUP: there is no certificate to read again")
+        return
+    try:
+        _tls(options)  # a pair that does not fit must not be half taken
+        _load(context, options)
+    except (ServeError, OSError) as error:
+        log.error("the server goes on with the certificate it has", reason=str(error))
+    else:
+        log.info("the certificate was read again", file=options.tls_cert)
 
 
 def _stop_at_end_of_stdin(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

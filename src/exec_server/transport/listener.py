@@ -7,11 +7,13 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import aiofastnet
 
 from .. import log
+from .lobby import Guest, Lobby
 
 __all__ = ["Listener"]
 
@@ -34,11 +36,13 @@ class Listener:
     def __init__(
         self,
         sock: socket.socket,
-        make_protocol: Callable[[], asyncio.Protocol],
+        make_protocol: Callable[..., asyncio.Protocol],
         ssl: Any,
         path: str | None = None,
         handshake_timeout: float | None = None,
+        lobby: Lobby | None = None,
     ) -> None:
+        """With a lobby, `make_protocol` is given a guest of it, which has to leave when it is none."""
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._make_protocol = make_protocol
@@ -46,7 +50,9 @@ class Listener:
         self._opening: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._quiet_until = 0.0
+        self._silent_until = 0.0
         self._handshake_timeout = handshake_timeout if ssl is not None else None
+        self._lobby = lobby
         self._path = path
         """The file of a unix socket, removed at the end."""
         self._file = _identity(path)
@@ -76,7 +82,7 @@ class Listener:
     def _accept(self) -> None:
         for _ in range(ACCEPTS_PER_WAKE):
             try:
-                connection, _ = self._sock.accept()
+                connection, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -84,9 +90,23 @@ class Listener:
                     raise
                 self._rest(error)
                 return
-            task = self._loop.create_task(self._open(connection))
+            guest = None
+            if self._lobby is not None:
+                guest = self._enter(self._lobby, _origin(str(address[0])))
+            task = self._loop.create_task(self._open(connection, guest))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
+            if guest is not None:
+                guest.cut = partial(_cancel, task, connection)
+
+    def _enter(self, lobby: Lobby, address: str) -> Guest:
+        before = lobby.turned_out
+        guest = lobby.enter(address, lambda: None)
+        now = self._loop.time()
+        if lobby.turned_out > before and now >= self._silent_until:
+            self._silent_until = now + COMPLAINT_INTERVAL
+            log.warning("too many connections show no key, so the oldest of them are cut", latest=address)
+        return guest
 
     def _rest(self, error: OSError) -> None:
         now = self._loop.time()
@@ -103,18 +123,38 @@ class Listener:
         if not self._closed:
             self._loop.add_reader(self._sock.fileno(), self._accept)
 
-    async def _open(self, connection: socket.socket) -> None:
+    async def _open(self, connection: socket.socket, guest: Guest | None) -> None:
+        make = self._make_protocol
         try:
-            await aiofastnet.connect_accepted_socket(
+            transport, _ = await aiofastnet.connect_accepted_socket(
                 self._loop,
-                self._make_protocol,
+                make if guest is None else lambda: make(guest),
                 connection,
                 ssl=self._ssl,
                 ssl_handshake_timeout=self._handshake_timeout,
             )
+            if guest is not None:
+                guest.cut = transport.abort
         except (OSError, asyncio.CancelledError) as error:
             connection.close()
+            if guest is not None:
+                guest.leave()
+                if isinstance(error, asyncio.CancelledError):
+                    return  # it was turned out, and there may be thousands of those
             log.info("a connection failed before its first request", reason=str(error))
+
+
+def _cancel(task: asyncio.Task[None], connection: socket.socket) -> None:
+    task.cancel()
+    # A task that never began does not close what it was given.
+    task.add_done_callback(lambda task: connection.close() if task.cancelled() else None)
+
+
+def _origin(address: str) -> str:
+    """Whom an address belongs to: of version 6, everybody has a whole network of them."""
+    if ":" not in address or address.startswith("::ffff:"):
+        return address
+    return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8].hex()
 
 
 def _identity(path: str | None) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from picows import picows as compiled
 from ..limits import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, Limits
 from .address import without_password
 from .channel import Receiver
+from .reading import keeps_back, read_on
 
 __all__ = ["ConnectFailed", "WebSocketChannel", "connect", "upgrade"]
 
@@ -82,8 +83,8 @@ class WebSocketChannel(WSListener):
         self._receiver: Receiver | None = None
         self._view_received: Callable[[memoryview], None] | None = None
         self._transport: WSTransport | None = None
-        self._parts: list[bytes] = []
-        self._parts_size = 0
+        self._parts = bytearray()
+        self._in_parts = False
         self._parts_type = _TEXT
         self._early: list[tuple[bool, bytes]] = []
         self._closed_reason: str | None = None
@@ -93,6 +94,10 @@ class WebSocketChannel(WSListener):
         self._in_frame = False
         self._flush_planned = False
         self._over = False
+        self._held = False
+        self._full = False
+        self._pong: bytes | None = None
+        """The answer to the newest ping, while the peer takes nothing."""
         self._pinger: asyncio.TimerHandle | None = None
         self.pinged_at = 0.0
         """When the peer last asked whether we are there, on the loop's clock."""
@@ -181,12 +186,21 @@ class WebSocketChannel(WSListener):
         return 0 if transport is None else transport.underlying_transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
+        self._held = True
         if self._transport is not None:
             self._transport.underlying_transport.pause_reading()
 
     def resume_reading(self) -> None:
+        self._held = False
         if self._transport is not None:
-            self._transport.underlying_transport.resume_reading()
+            if keeps_back(self._transport.underlying_transport):
+                self._loop.call_soon(self._read_on)
+            else:
+                self._transport.underlying_transport.resume_reading()
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not self._held:
+            read_on(self._transport.underlying_transport)
 
     def close(self) -> None:
         self._over = True
@@ -227,7 +241,7 @@ class WebSocketChannel(WSListener):
         if frame.rsv1 or frame.rsv2 or frame.rsv3:
             self._violation("reserved bits are set, but no extension was agreed on")
         elif kind in (_TEXT, _BINARY):
-            if self._parts:
+            if self._in_parts:
                 self._violation("a new message began inside a fragmented one")
             elif not frame.fin:
                 self._parts_type = kind
@@ -237,18 +251,17 @@ class WebSocketChannel(WSListener):
             else:
                 self._deliver(kind, frame.get_payload_as_bytes())
         elif kind == WSMsgType.CONTINUATION:
-            if not self._parts:
+            if not self._in_parts:
                 self._violation("a continuation without a beginning")
                 return
             self._add_part(frame)
-            if frame.fin and self._parts:
-                message = b"".join(self._parts)
-                self._parts.clear()
-                self._parts_size = 0
+            if frame.fin and self._in_parts:
+                message, self._parts, self._in_parts = bytes(self._parts), bytearray(), False
                 self._deliver(self._parts_type, message)
         elif kind == WSMsgType.PING:
             self.pinged_at = asyncio.get_running_loop().time()
-            transport.send_pong(frame.get_payload_as_bytes())
+            self._pong = frame.get_payload_as_bytes()
+            self._answer_ping()
         elif kind == WSMsgType.CLOSE:
             self._over = True
             self._flush()
@@ -266,10 +279,13 @@ class WebSocketChannel(WSListener):
             self._receiver.channel_closed(self._reason)
 
     def pause_writing(self) -> None:
+        self._full = True
         if self._receiver is not None:
             self._receiver.writing_paused()
 
     def resume_writing(self) -> None:
+        self._full = False
+        self._answer_ping()
         if self._receiver is not None:
             self._receiver.writing_resumed()
 
@@ -292,16 +308,22 @@ class WebSocketChannel(WSListener):
             receiver.message_received(message)
 
     def _add_part(self, frame: WSFrame) -> None:
-        part = frame.get_payload_as_bytes()
-        self._parts_size += len(part)
-        if self._parts_size > MAX_MESSAGE_BYTES:
+        if len(self._parts) + frame.payload_size > MAX_MESSAGE_BYTES:
             self._violation(f"a message is longer than {MAX_MESSAGE_BYTES} bytes")
-        else:
-            self._parts.append(part)
+            return
+        # Not a list: millions of parts of a few bytes, or of none, would be far larger than what is in them.
+        self._in_parts = True
+        self._parts += frame.get_payload_as_memoryview()
+
+    def _answer_ping(self) -> None:
+        """Only the newest needs an answer. Who takes none gets none, so that they do not pile up here."""
+        if self._pong is not None and self._transport is not None and not self._full and not self._over:
+            self._transport.send_pong(self._pong)
+            self._pong = None
 
     def _violation(self, reason: str) -> None:
         self._reason = f"protocol violation: {reason}"
-        self._parts.clear()
+        self._parts, self._in_parts = bytearray(), False
         self.abort()
 
     def _plan_ping(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from exec_server.local.files.access import confinement
+from exec_server.local.sandbox import look
 from exec_server.wire.errors import INVALID_REQUEST, RpcError
 from exec_server.wire.sandbox import decode_sandbox
 from support.profiles import managed, path, pattern, sandbox, special
@@ -116,3 +117,13 @@ def test_profiles_for_other_machines(value: Any, words: str | None) -> None:
     with pytest.raises(RpcError) as caught:
         needs_helper(value, changes=False)
     assert (caught.value.code, caught.value.message) == (INVALID_REQUEST, words)
+
+
+def test_files_that_nobody_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then even who may read everything needs a helper, but not who may change everything."""
+    reading = managed(ROOT_READ)
+    assert not needs_helper(reading, changes=False)
+    monkeypatch.setattr(look, "secret_files", lambda: (b"/key",))
+    assert needs_helper(reading, changes=False)
+    assert not needs_helper(managed(ROOT_WRITE), changes=False)
+    assert not needs_helper(sandbox({"type": "disabled"}), changes=False)

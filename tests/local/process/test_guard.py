@@ -38,7 +38,7 @@ def guardians(server_pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.SIGSEGV]
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGUSR1, signal.SIGSEGV]
 )
 @pytest.mark.parametrize("tty", [False, True], ids=["pipes", "terminal"])
 def test_no_process_outlives_a_listening_server(

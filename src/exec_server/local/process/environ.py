@@ -8,7 +8,7 @@ from typing import Final
 
 from ...wire.process import EnvPolicy, Metadata
 
-__all__ = ["child_environment"]
+__all__ = ["child_environment", "is_own_credential"]
 
 CORE_NAMES: Final = frozenset(
     ["PATH", "SHELL", "TMPDIR", "TEMP", "TMP", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "USER"]
@@ -28,6 +28,13 @@ RESERVED_NAMES: Final = frozenset(
     )
 )
 """The server's own credentials: no child ever sees them, whatever the case of the name."""
+
+OWN_CREDENTIALS: Final = frozenset(
+    ("EXEC_SERVER_API_KEY", "EXEC_SERVER_RENDEZVOUS_CLUSTER", "CODEX_API_KEY", "CODEX_ACCESS_TOKEN")
+)
+OWN_CREDENTIALS_BEGIN: Final = "EXEC_SERVER_TOKEN"
+"""What a server or a client of ours is given to show to others. No child inherits it, under any policy; who
+names such a variable gets it."""
 
 EXIT_ON_STDIN_CLOSE: Final = "CODEX_EXEC_SERVER_EXIT_ON_STDIN_CLOSE"
 
@@ -64,7 +71,7 @@ def _inherited(policy: EnvPolicy, own: Mapping[str, str]) -> dict[str, str]:
     elif policy.inherit == "core":
         kept = {name: value for name, value in own.items() if _upper(name) in CORE_NAMES}
     else:
-        kept = dict(own)
+        kept = {name: value for name, value in own.items() if not is_own_credential(name)}
     # What is not UTF-8 cannot be named by a policy, so it is not inherited either.
     kept = {name: value for name, value in kept.items() if _is_text(name) and _is_text(value)}
     excludes = [*policy.exclude, *(() if policy.ignore_default_excludes else SECRET_PATTERNS)]
@@ -76,6 +83,12 @@ def _inherited(policy: EnvPolicy, own: Mapping[str, str]) -> dict[str, str]:
         included = _matcher(policy.include_only)
         kept = {name: value for name, value in kept.items() if included.fullmatch(name)}
     return kept
+
+
+def is_own_credential(name: str) -> bool:
+    """Whether a variable is ours to show to others, and no child's to inherit."""
+    upper = _upper(name)
+    return upper in OWN_CREDENTIALS or upper.startswith(OWN_CREDENTIALS_BEGIN)
 
 
 def _upper(name: str) -> str:
