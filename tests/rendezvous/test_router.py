@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exec_server.relay.frame import Ack, Data, Frame, Handshake, Heartbeat, Reset, Resume, encode
+from exec_server.rendezvous.router import SLOW_SECONDS
 from support.router import MARK, FakeSocket, Play
 
 
@@ -240,7 +241,7 @@ def test_a_slow_harness_of_a_plain_stream_is_waited_for_but_not_for_long() -> No
     play.from_environment(Frame("slow", Data(1, b"x")))
     assert not play.environment.reading
     slow_socket.frames()
-    play.loop.advance(1.0)
+    play.loop.advance(SLOW_SECONDS)
     assert play.environment.reading
     assert slow_socket.resets() == ["slow"]
     assert play.environment.resets() == ["slow"]

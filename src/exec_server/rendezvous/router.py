@@ -36,8 +36,9 @@ LEARNING_SECONDS: Final = 5.0
 """After an environment has connected, how long acked streams nobody knows may be those of harnesses that are
 still on their way back, e.g. after a restart. As long as an end calls for its peer."""
 
-SLOW_SECONDS: Final = 1.0
-"""How long a harness that takes nothing may keep its whole environment waiting; then its stream is reset."""
+SLOW_SECONDS: Final = 3.0
+"""How long a harness that does not take what it was sent may keep its whole environment waiting; then its
+stream is reset. A busy machine is slow for a second now and then."""
 
 NORMAL, GOING_AWAY, POLICY = 1000, 1001, 1008
 
@@ -186,7 +187,7 @@ class Router:
                 environment.socket.pause()
 
     def _too_slow(self, environment: Environment, route: Route) -> None:
-        self._end_both(environment, route, f"the harness took nothing for {SLOW_SECONDS:g} s")
+        self._end_both(environment, route, f"the harness did not take what it was sent within {SLOW_SECONDS:g} s")
 
     # Harnesses -----------------------------------------------------------------------------------
 
