@@ -107,12 +107,13 @@ class Server:
     @cached_property
     def sandboxed_files(self) -> SandboxedFiles:
         """File calls that are done with fewer rights."""
-        from ..local.sandbox import mountpoints
+        from ..local.sandbox import first, mountpoints
         from ..local.sandbox.files import SandboxedFiles
 
         # Names that are covered for a call must not stay when the server ends in the middle of it, or is
         # killed: then its guardian takes them away.
         self.machine.guard.start()
+        self.machine.last_thing(first.end_all)
         self.machine.last_thing(mountpoints.release_all)
         return SandboxedFiles(self.machine, self.limits)
 

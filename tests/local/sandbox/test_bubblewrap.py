@@ -91,6 +91,22 @@ def test_without_a_fresh_proc() -> None:
         assert "/proc" not in words
 
 
+def test_the_host_s_proc_can_only_be_read() -> None:
+    """Or the memory of the first process could be written."""
+    backend = Backend(name="bubblewrap", program="/usr/bin/bwrap", proc=False)
+    plan = view(Bind(b"/", b"/", writable=True), PrivateDevices(), writable=(b"/",))
+    with arguments(plan, backend) as words:
+        assert "--ro-bind /proc /proc" in " ".join(words)
+
+
+def test_a_badge_lies_over_the_first_process() -> None:
+    plan = view(Bind(b"/", b"/"), PrivateDevices(), Tmpfs(b"/proc"))
+    words = bubblewrap.arguments(plan, BACKEND, [], b"/badge")
+    at = words.index(b"--proc")
+    assert words[at : at + 5] == [b"--proc", b"/proc", b"--ro-bind", b"/badge", b"/proc/1"]
+    assert words.index(b"/proc/1") < words.index(b"--tmpfs")
+
+
 def test_root_cannot_steer_the_kernel_where_everything_can_be_written() -> None:
     if os.geteuid() == 0:
         with arguments(view(Bind(b"/", b"/", writable=True), PrivateDevices(), writable=(b"/",))) as words:

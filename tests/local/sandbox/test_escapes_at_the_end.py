@@ -73,7 +73,7 @@ def who_sees(covered: Path) -> list[int]:
     found: list[int] = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if f" {covered} " in Path(f"/proc/{name}/mountinfo").read_text():
+            if b" %b " % os.fsencode(covered) in Path(f"/proc/{name}/mountinfo").read_bytes():
                 found.append(int(name))
         except OSError:
             pass  # it has ended

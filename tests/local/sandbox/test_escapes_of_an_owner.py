@@ -84,7 +84,7 @@ def test_nobody_inside_holds_up_others(owner: WebSocketPeer, workspace: Path) ->
 
 def places(user: int) -> list[str]:
     """Where the notes of an account can be."""
-    return [f"{parent}/exec-server-sandbox-{user}" for parent in (f"/run/user/{user}", "/tmp")]
+    return [f"{parent}/exec-server-sandboxes-{user}" for parent in (f"/run/user/{user}", "/tmp")]
 
 
 def test_a_name_of_its_own_runs_no_file_of_the_user(owner: WebSocketPeer, workspace: Path) -> None:

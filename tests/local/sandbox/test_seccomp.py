@@ -144,11 +144,21 @@ def test_which_plans_are_filtered() -> None:
 UNSEEN_BY_LANDLOCK = {
     "x86_64": [
         *(90, 91, 268, 452, 92, 93, 94, 260, 188, 189, 190, 463, 197, 198, 199, 466, 132, 235, 261, 280, 469),
-        *(248, 249, 250),
+        *(248, 249, 250, 29, 30, 31, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241),
     ],
-    "aarch64": [52, 53, 452, 55, 54, 5, 6, 7, 463, 14, 15, 16, 466, 88, 469, 217, 218, 219],
+    "aarch64": [
+        *(52, 53, 452, 55, 54, 5, 6, 7, 463, 14, 15, 16, 466, 88, 469, 217, 218, 219),
+        *(194, 196, 195, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181),
+    ],
 }
-"""chmod, chown, xattr, utime and key calls, by number."""
+"""chmod, chown, xattr, utime and key calls, and shared memory, semaphores and queues, by number."""
+
+ON_ITSELF = {"x86_64": (302, 203, 144, 142, 314), "aarch64": (261, 122, 119, 118, 274)}
+"""prlimit64, sched_setaffinity, sched_setscheduler, sched_setparam, sched_setattr."""
+PRIORITIES = {"x86_64": (141, 251), "aarch64": (140, 30)}
+"""setpriority, ioprio_set."""
+IOCTL = {"x86_64": 16, "aarch64": 29}
+PIDFD_OPEN = 434
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -159,9 +169,52 @@ def test_next_to_landlock_more_is_denied(machine: str, network: Network) -> None
     architecture = MACHINES[machine][0]
     for number in range(600):
         expected = interpret(plain, number, architecture, 1)
-        if number in UNSEEN_BY_LANDLOCK[machine]:
+        if number in (*UNSEEN_BY_LANDLOCK[machine], *ON_ITSELF[machine], *PRIORITIES[machine]):
             expected = EPERM
         assert interpret(more, number, architecture, 1) == expected, number
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("network", DENIED)
+def test_next_to_landlock_others_are_left_alone(machine: str, network: Network) -> None:
+    """Number 0 is the process itself, or its group. Users (2 and 3 of the two) are never meant."""
+    program = seccomp.program(network, machine=machine, landlock=True)
+    architecture = MACHINES[machine][0]
+    for number in ON_ITSELF[machine]:
+        for pid in (0, 1 << 32, 1, 1234, -1):
+            answer = EPERM if pid & 0xFFFFFFFF else ALLOW
+            assert interpret(program, number, architecture, pid) == answer, (number, pid)
+    for number, allowed in zip(PRIORITIES[machine], ((0, 1), (1, 2)), strict=True):
+        for which in range(5):
+            for who in (0, 1, 16, 1234):
+                answer = ALLOW if which in allowed and not who else EPERM
+                assert interpret(program, number, architecture, which, who) == answer, (number, which, who)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_next_to_landlock_flags_of_files_cannot_be_changed(machine: str) -> None:
+    program = seccomp.program("closed", machine=machine, landlock=True)
+    architecture = MACHINES[machine][0]
+    denied = (0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40806685, 0x5000940E, 0x4008941A, 0xF501)
+    allowed = (0x5401, 0x5413, 0x541B, 0x5421, 0x80086601, 0xC020660B, 0x801C581F, 0x40049409, 0x4020940D)
+    for request in (*denied, *allowed):
+        answer = ALLOW if request in allowed else EPERM
+        assert interpret(program, IOCTL[machine], architecture, 3, request) == answer, hex(request)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("network", DENIED)
+def test_nobody_lays_hands_on_the_first_process(machine: str, network: Network) -> None:
+    plain = seccomp.program(network, machine=machine)
+    program = seccomp.program(network, machine=machine, mounting=False)
+    architecture, calls, *_ = MACHINES[machine]
+    by_first = (PIDFD_OPEN, ON_ITSELF[machine][0], calls["process_vm_readv"], calls["process_vm_writev"])
+    for pid in (0, 1, 2, 1 << 32 | 1):
+        for number in by_first:
+            answer = EPERM if pid & 0xFFFFFFFF == 1 else interpret(plain, number, architecture, pid)
+            assert interpret(program, number, architecture, pid) == answer, (number, pid)
+        answer = EPERM if pid & 0xFFFFFFFF == 1 or network != "open" else ALLOW
+        assert interpret(program, calls["ptrace"], architecture, 0x4206, pid) == answer
 
 
 _KERNEL = """

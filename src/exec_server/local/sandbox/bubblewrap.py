@@ -9,6 +9,7 @@ client puts there (LD_PRELOAD for one) has any effect outside of the sandbox.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from typing import Final
 
@@ -27,6 +28,10 @@ PLAIN_MODE: Final = 0o755
 _RENAME: Final = 'exec -a "$0" -- "$@"'
 """A shell that starts a command under another name. It must be told to read no file of the user's: where it
 may not ask who is at the other end of its input, it takes that for a network, and itself for a login."""
+
+INITCTL: Final = b"/run/initctl"
+"""A named pipe through which root tells the init of a machine what to do. A view that can only be read does
+not keep anybody from writing into a pipe."""
 
 _SHELLS: Final = (b"/bin/bash", b"/usr/bin/bash", b"/usr/local/bin/bash")
 
@@ -51,20 +56,24 @@ def build(
     *,
     arg0: bytes | None = None,
     program: bytes | None = None,
-    hidden: bytes | None = None,
+    hidden: Iterable[bytes] = (),
+    badge: bytes | None = None,
     more: Iterable[tuple[bytes, int]] = (),
 ) -> Command:
     """The command line that runs `argv` as the plan says.
 
-    `program` is the filter of system calls; `hidden` a directory of ours that nobody inside may look
-    into; `more` options that take a descriptor, which must be inheritable by number.
+    `program` is the filter of system calls; `hidden` are directories of ours that nobody inside may look
+    into; `badge` is one to put over the first process inside; `more` are options that take a descriptor,
+    which must be inheritable by number.
     """
     inherited: list[int] = []
     first = _apart() if plan.spread else []
     try:
-        words = arguments(plan, backend, inherited)
-        if hidden is not None:
-            words += [b"--perms", b"000", b"--tmpfs", hidden, b"--remount-ro", hidden]
+        words = arguments(plan, backend, inherited, badge)
+        for directory in hidden:
+            words += [b"--perms", b"000", b"--tmpfs", directory, b"--remount-ro", directory]
+        if os.geteuid() == 0 and plan.access(INITCTL) != "none" and _is_pipe(INITCTL):
+            words += [b"--ro-bind", os.fsencode(os.devnull), INITCTL]
         for option, fd in more:
             words += [option, b"%d" % fd]
         if program is not None:
@@ -101,7 +110,7 @@ def _apart() -> list[bytes]:
     return [os.fsencode(word) for word in found.prefix]
 
 
-def arguments(plan: Plan, backend: Backend, inherited: list[int]) -> list[bytes]:
+def arguments(plan: Plan, backend: Backend, inherited: list[int], badge: bytes | None = None) -> list[bytes]:
     """The plan alone. Descriptors that were opened for it are added to `inherited`."""
     masks = sum(isinstance(step, EmptyFile) for step in plan.steps)
     descriptors.make_room(masks)
@@ -112,26 +121,41 @@ def arguments(plan: Plan, backend: Backend, inherited: list[int]) -> list[bytes]
             continue  # it is part of the host's view, which is bound for reading
         words += _step(step, inherited, devices=not private)
         if isinstance(step, PrivateDevices) or (number == 0 and not private):
-            words += _kernel(plan, backend)  # here, so that a later step may seal it
+            words += _kernel(plan, backend, badge)  # here, so that a later step may seal it
     words += [b"--unshare-user", b"--unshare-pid", b"--unshare-ipc"]
     if plan.network != "open":
         words.append(b"--unshare-net")
     return [*words, b"--chdir", plan.cwd, b"--cap-drop", b"ALL"]
 
 
-def _kernel(plan: Plan, backend: Backend) -> list[bytes]:
-    """A fresh /proc, and nothing through which root could steer the kernel.
+def _kernel(plan: Plan, backend: Backend, badge: bytes | None) -> list[bytes]:
+    """A fresh /proc, and nothing through which the first process or, as root, the kernel could be steered.
 
+    The first process inside is bubblewrap's and has the rights of the command, which could write its memory.
+    Where there is no fresh /proc the host's can only be read.
     The kernel lets whoever is user 0 outside write its settings, without any capability: a program named
     in core_pattern is run by the real root. bubblewrap covers only some of that.
     """
-    words = [b"--proc", b"/proc"] if backend.proc else []
+    words: list[bytes] = []
+    if backend.proc:
+        words = [b"--proc", b"/proc"]
+        if badge is not None:
+            words += [b"--ro-bind", badge, b"/proc/1"]
+    elif plan.access(b"/proc") == "write":
+        words = [b"--ro-bind", b"/proc", b"/proc"]
     if os.geteuid() == 0:
         if backend.proc or plan.access(b"/proc/sys") == "write":
             words += [b"--ro-bind-try", b"/proc/sys", b"/proc/sys"]
         if plan.access(b"/sys") == "write":
             words += [b"--ro-bind-try", b"/sys", b"/sys"]
     return words
+
+
+def _is_pipe(path: bytes) -> bool:
+    try:
+        return stat.S_ISFIFO(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _step(step: Step, inherited: list[int], *, devices: bool = False) -> list[bytes]:

@@ -111,8 +111,8 @@ def carry_out(
     """The plan by what this machine has. RpcError -32602 if it cannot be carried out in full.
 
     `routes` are the proxies that can be reached, if the plan's network leads to any. `helper`: our
-    own code runs inside, which may cover names there; releasing it waits for the end of everybody inside,
-    even if nothing of the plan's own depends on that. `again` makes the plan once more, to see whether what
+    own code runs inside, which may cover names there. Releasing it sees to the end of everybody inside.
+    `again` makes the plan once more, to see whether what
     is denied has moved meanwhile.
     """
     if plan.kind == "plain":
@@ -181,7 +181,7 @@ def _in_bubblewrap(
     helper: bool,
     again: Callable[[], Plan] | None,
 ) -> Launch:
-    notes = os.fsencode(mountpoints.folder())
+    badge = mountpoints.badge()
     claim = mountpoints.claim(_mount_points(plan))
     tag = spec.tag
     inspection = None
@@ -197,13 +197,14 @@ def _in_bubblewrap(
         if first is not None and pidfd is None:
             first.close()
         elif first is not None:
-            gone = first.wait(orderly=orderly)
+            gone = first.end()
+            if not gone:
+                log.warning("a process in a sandbox was killed and has not ended", plan=str(plan))
         if claim is not None and not claim.release(orderly=gone):
             log.warning("mount points of a sandbox are left behind until this server ends", plan=str(plan))
 
     try:
-        if helper or claim is not None:
-            first = FirstProcess()
+        first = FirstProcess()
         if plan.seen or routes:
             from .inspection import Inspection
 
@@ -217,11 +218,9 @@ def _in_bubblewrap(
             # Helpers, which run nothing but our own code, cover names for single calls.
             program=seccomp.program(plan.network, mounting=helper),
             # Who can see them could read where others work, and lock them for ever.
-            hidden=notes if plan.access(notes) != "none" else None,
-            more=[
-                *([] if inspection is None else inspection.options),
-                *([] if first is None else [first.option]),
-            ],
+            hidden=mountpoints.hideouts(plan.access),
+            badge=badge,
+            more=[first.option, *([] if inspection is None else inspection.options)],
         )
     except BaseException:
         if inspection is not None:
@@ -234,9 +233,9 @@ def _in_bubblewrap(
         [os.fsdecode(word) for word in command.argv],
         {},
         inherited=[
-            *command.inherited,
+            first.handed,
             *([] if inspection is None else inspection.handed),
-            *([] if first is None else [first.handed]),
+            *command.inherited,
         ],
         inside=True,
         started=None if inspection is None else inspection.start,

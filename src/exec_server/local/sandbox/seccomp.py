@@ -34,7 +34,7 @@ _NUMBER: Final = 0
 _ARCHITECTURE: Final = 4
 _FIRST_ARGUMENT: Final = 16
 _SECOND_ARGUMENT: Final = 24
-"""Offsets in `struct seccomp_data`. Of arguments the low half, little endian: family and type are ints."""
+"""Offsets in `struct seccomp_data`. Of arguments the low half, little endian: those looked at are ints."""
 
 AF_UNIX: Final = 1
 AF_INET: Final = 2
@@ -75,9 +75,11 @@ _UNSEEN_BY_LANDLOCK: Final = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "setxattr",
     "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
     "utime", "utimes", "futimesat", "utimensat", "file_setattr", "add_key", "request_key", "keyctl",
+    "shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl", "msgget", "msgsnd", "msgrcv",
+    "msgctl", "mq_open", "mq_unlink",
 )  # fmt: skip
-"""What a view of its own makes harmless and Landlock does not look at: modes, owners, times and attributes
-of any file, and the keys of the account."""
+"""What a view and namespaces of its own make harmless and Landlock does not look at: modes, owners, times and
+attributes of any file, the keys of the account, and the memory and queues its processes share by number."""
 
 
 class Architecture(Struct, frozen=True):
@@ -103,6 +105,11 @@ ARCHITECTURES: Final = {
             "lsetxattr": 189, "fsetxattr": 190, "setxattrat": 463, "removexattr": 197, "lremovexattr": 198,
             "fremovexattr": 199, "removexattrat": 466, "utime": 132, "utimes": 235, "futimesat": 261,
             "utimensat": 280, "file_setattr": 469, "add_key": 248, "request_key": 249, "keyctl": 250,
+            "shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64, "semop": 65, "semtimedop": 220,
+            "semctl": 66, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "mq_open": 240,
+            "mq_unlink": 241, "prlimit64": 302, "setpriority": 141, "sched_setaffinity": 203,
+            "sched_setscheduler": 144, "sched_setparam": 142, "sched_setattr": 314, "ioprio_set": 251,
+            "ioctl": 16, "pidfd_open": 434,
         },
         x32=True,
     ),
@@ -119,19 +126,30 @@ ARCHITECTURES: Final = {
             "fchownat": 54, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "setxattrat": 463,
             "removexattr": 14, "lremovexattr": 15, "fremovexattr": 16, "removexattrat": 466,
             "utimensat": 88, "file_setattr": 469, "add_key": 217, "request_key": 218, "keyctl": 219,
+            "shmget": 194, "shmat": 196, "shmctl": 195, "semget": 190, "semop": 193, "semtimedop": 192,
+            "semctl": 191, "msgget": 186, "msgsnd": 189, "msgrcv": 188, "msgctl": 187, "mq_open": 180,
+            "mq_unlink": 181, "prlimit64": 261, "setpriority": 140, "sched_setaffinity": 122,
+            "sched_setscheduler": 119, "sched_setparam": 118, "sched_setattr": 274, "ioprio_set": 30,
+            "ioctl": 29, "pidfd_open": 434,
         },
     ),
 }  # fmt: skip
 
 
 class Rule(Struct, frozen=True):
-    """A call that is decided by its first argument: only these families, or all but these; and among
-    those that are allowed only these types, if any are named."""
+    """A call that is decided by an argument: only these values, or all but these; and among those that are
+    allowed only these of the second argument, if any are named, as far as the mask goes."""
 
     call: str
-    families: tuple[int, ...]
+    values: tuple[int, ...]
     allowed: bool = True
     types: tuple[int, ...] = ()
+    mask: int = TYPE_MASK
+    argument: int = _FIRST_ARGUMENT
+    groups: tuple[int, ...] = ()
+    """Also decided like `values`: by the second byte of the argument, where that is one of these."""
+    exempt: tuple[int, ...] = ()
+    """Of a group, what is not meant."""
 
 
 class Mode(Struct, frozen=True):
@@ -154,6 +172,37 @@ MODES: Final[dict[Network, Mode]] = {
 somebody outside of the view open files for it."""
 
 
+_ON_THE_FIRST: Final = (
+    Rule("ptrace", (1,), allowed=False, argument=_SECOND_ARGUMENT),
+    *(Rule(call, (1,), allowed=False) for call in ("process_vm_readv", "process_vm_writev")),
+    *(Rule(call, (1,), allowed=False) for call in ("pidfd_open", "prlimit64")),
+)
+"""In a process-id namespace: the first process there is not the command's, and has what marks all of them."""
+
+_ALL: Final = 0xFFFFFFFF
+_ON_ITSELF: Final = (
+    "prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr",
+)  # fmt: skip
+_ON_OTHERS: Final = (
+    *(Rule(call, (0,)) for call in _ON_ITSELF),
+    Rule("setpriority", (0, 1), types=(0,), mask=_ALL),
+    Rule("ioprio_set", (1, 2), types=(0,), mask=_ALL),
+    Rule(
+        "ioctl",
+        (0x401C5820, 0x40087602, 0x40047602, 0x40047211),
+        allowed=False,
+        argument=_SECOND_ARGUMENT,
+        groups=(0x66, 0x94, 0xF5),
+        exempt=(0x80086601, 0x80046601, 0xC020660B, 0x40049409, 0x4020940D),
+    ),
+)
+"""Without namespaces: the limits and priorities of this process and its group (number 0) can be changed, not
+those of others, with which any process of the account could be ended. The flags of a file are changed by
+ioctl: FSSETXATTR, SETVERSION, those of FAT, and whatever ext4 ('f'), btrfs and f2fs have, who look at who
+owns a file or directory, not at what it was opened for; but GETFLAGS, FIEMAP, FICLONE and FICLONERANGE are
+harmless."""
+
+
 class Unsupported(Exception):
     """This machine's system calls have other numbers than the ones known here."""
 
@@ -170,7 +219,8 @@ def program(
     """The filter for a network mode as an array of `struct sock_filter`, for this machine or another.
 
     `landlock` adds what has to be denied where the file system is restricted by Landlock alone. Without
-    `mounting`, nobody inside can mount anything, whatever namespaces he makes.
+    `mounting`, nobody inside can mount anything, whatever namespaces he makes, or lay hands on the first
+    process there.
     """
     name = machine or os.uname().machine
     architecture = ARCHITECTURES.get(name)
@@ -179,12 +229,13 @@ def program(
         raise Unsupported(f"there is no system call filter for {name}: only for {known}")
     mode = MODES[network]
     denied = mode.denied + (_UNSEEN_BY_LANDLOCK if landlock else ()) + (() if mounting else _MOUNTING)
+    rules = mode.rules + (_ON_OTHERS if landlock else ()) + (() if mounting else _ON_THE_FIRST)
     # An architecture without a call has it under no other number either.
     numbers = [architecture.numbers[call] for call in denied if call in architecture.numbers]
-    return _assemble(architecture, numbers, mode.rules)
+    return _assemble(architecture, numbers, [rule for rule in rules if rule.call not in denied])
 
 
-def _assemble(architecture: Architecture, denied: list[int], rules: tuple[Rule, ...]) -> bytes:
+def _assemble(architecture: Architecture, denied: list[int], rules: list[Rule]) -> bytes:
     """Each piece falls through to the next when it does not match."""
     code = _step(_LOAD, _ARCHITECTURE)
     code += _step(_IF_EQUAL, architecture.audit, 1, 0) + _step(_RETURN, KILL)
@@ -194,19 +245,30 @@ def _assemble(architecture: Architecture, denied: list[int], rules: tuple[Rule, 
     for number in denied:
         code += _step(_IF_EQUAL, number, 0, 1) + _step(_RETURN, DENY)
     for rule in rules:
-        matched, otherwise = (ALLOW, DENY) if rule.allowed else (DENY, ALLOW)
-        match = _step(_RETURN, matched)
-        if rule.types:
-            match = _step(_LOAD, _SECOND_ARGUMENT) + _step(_AND, TYPE_MASK)
-            for kind in rule.types:
-                match += _step(_IF_EQUAL, kind, 0, 1) + _step(_RETURN, matched)
-            match += _step(_RETURN, otherwise)
-        block = _step(_LOAD, _FIRST_ARGUMENT)
-        for family in rule.families:
-            block += _step(_IF_EQUAL, family, 0, len(match) // 8) + match
-        block += _step(_RETURN, otherwise)
+        block = _decision(rule)
         code += _step(_IF_EQUAL, architecture.numbers[rule.call], 0, len(block) // 8) + block
     return code + _step(_RETURN, ALLOW)
+
+
+def _decision(rule: Rule) -> bytes:
+    """What becomes of a call. Ends in any case."""
+    matched, otherwise = (ALLOW, DENY) if rule.allowed else (DENY, ALLOW)
+    match = _step(_RETURN, matched)
+    if rule.types:
+        match = _step(_LOAD, _SECOND_ARGUMENT) + _step(_AND, rule.mask)
+        for kind in rule.types:
+            match += _step(_IF_EQUAL, kind, 0, 1) + _step(_RETURN, matched)
+        match += _step(_RETURN, otherwise)
+    block = _step(_LOAD, rule.argument)
+    for value in rule.exempt:
+        block += _step(_IF_EQUAL, value, 0, 1) + _step(_RETURN, otherwise)
+    for value in rule.values:
+        block += _step(_IF_EQUAL, value, 0, len(match) // 8) + match
+    if rule.groups:
+        block += _step(_AND, 0xFF00)
+    for group in rule.groups:
+        block += _step(_IF_EQUAL, group << 8, 0, len(match) // 8) + match
+    return block + _step(_RETURN, otherwise)
 
 
 def _step(operation: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:

@@ -114,11 +114,12 @@ def _started(connection: Connection, process: ManagedProcess) -> StartResult:
 
 
 def _put_in_sandbox(server: Server, spec: SpawnSpec, params: StartParams) -> None:
-    from ...local.sandbox import mountpoints
+    from ...local.sandbox import first, mountpoints
     from ...local.sandbox.launch import preparer
 
     spec.prepare = preparer(cast("Any", params.sandbox), proxy=params.enforce_managed_network)
     spec.sandboxed = True
+    server.machine.last_thing(first.end_all)
     server.machine.last_thing(mountpoints.release_all)
 
 
