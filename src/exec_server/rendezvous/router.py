@@ -187,7 +187,7 @@ class Router:
                 environment.socket.pause()
 
     def _too_slow(self, environment: Environment, route: Route) -> None:
-        self._end_both(environment, route, f"the harness did not take what it was sent within {SLOW_SECONDS:g} s")
+        self._end_both(environment, route, f"the harness did not take what came within {SLOW_SECONDS:g} s")
 
     # Harnesses -----------------------------------------------------------------------------------
 
