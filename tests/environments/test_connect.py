@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,3 +127,34 @@ def test_a_port_that_is_none() -> None:
             await exec_server.connect("ws://h:99999")
 
     asyncio.run(main())
+
+
+def plant(project: Path, *names: str) -> None:
+    for name in names:
+        (project / name).mkdir()
+        (project / name / "__init__.py").write_text("import os; os.write(2, b'planted'); os._exit(3)")
+
+
+def test_a_local_server_imports_nothing_from_the_directory_it_is_started_in(tmp_path: Path) -> None:
+    """That is a project: a command in a sandbox may write there, and would have something run outside of it."""
+    plant(tmp_path, "exec_server", "urllib", "json")
+    script = """if True:
+        import asyncio, exec_server
+
+        async def main():
+            async with exec_server.connect() as machine:
+                print(bool(await machine.files.list("/")))
+
+        asyncio.run(main())
+    """
+    argv = [sys.executable, "-P", "-c", script]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_nor_does_one_that_is_started_as_a_module(tmp_path: Path) -> None:
+    """Where the package is found is up to Python; what it imports is not."""
+    plant(tmp_path, "urllib")
+    argv = [sys.executable, "-m", "exec_server", "fs", "ls", "/"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr

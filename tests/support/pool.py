@@ -28,7 +28,7 @@ class Pool:
         self.launch = launch or (lambda spec: Launch(spec.argv, spec.env, spec.arg0))
         self.helpers = Helpers(self.machine, Limits(**limits), self._prepare)
 
-    def _prepare(self, plan: Plan, spec: SpawnSpec) -> Launch:
+    def _prepare(self, plan: Plan, spec: SpawnSpec, again: object = None) -> Launch:
         self.started.append(plan)
         return self.launch(spec)
 

@@ -229,7 +229,8 @@ def _command(target: Sequence[str] | ExecServerLaunchCommand | None) -> ExecServ
     if isinstance(target, ExecServerLaunchCommand):
         return target
     if target is None:
-        target = [sys.executable, "-m", "exec_server", "--listen", "stdio"]
+        # -P: the current directory is somebody's project, and no place to import from.
+        target = [sys.executable, "-P", "-m", "exec_server", "--listen", "stdio"]
     elif isinstance(target, str):
         target = _words(target)
     if not isinstance(target, Sequence) or not target:

@@ -25,7 +25,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "ripgrep" and RIPGREP is None:
         pytest.skip("ripgrep is not installed, nor in the cache of the reference")
     program = RIPGREP if request.param == "ripgrep" else None
-    monkeypatch.setattr(module, "which", lambda _: program)
+    monkeypatch.setattr(module, "find_program", lambda _: program)
     name: str = request.param
     return name
 
@@ -205,7 +205,7 @@ def test_refusals(tmp_path: Path, engine: str) -> None:
 def test_a_search_that_never_ends_ends_with_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "which", lambda _: None)
+    monkeypatch.setattr(module, "find_program", lambda _: None)
 
     class Gone(Turn):
         def __init__(self) -> None:
@@ -230,7 +230,7 @@ def test_a_search_that_never_ends_ends_with_the_answer(
 def test_a_line_that_takes_too_long_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
 ) -> None:
-    monkeypatch.setattr(module, "which", lambda _: None)
+    monkeypatch.setattr(module, "find_program", lambda _: None)
     (tmp_path / "f").write_text("aab b aab\n" + "a" * (100 if "$" in pattern else 2_000_000) + "\naab b\n")
     result = search(os.fsencode(tmp_path), SearchParams(path=tmp_path.as_uri(), pattern=pattern))
     lines = [] if "$" in pattern else [1, 3]

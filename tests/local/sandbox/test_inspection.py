@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from exec_server.local.files.kernel import birth_time
 from exec_server.local.process.spawn import Spawned, SpawnSpec, spawn
 from exec_server.local.sandbox import inspection, launch, mountpoints, probe
 from exec_server.local.sandbox.compile import compile_plan
 from exec_server.local.sandbox.look import ThisMachine
 from exec_server.local.sandbox.plan import Plan
 from exec_server.wire.sandbox import decode_sandbox
-from support.sandbox import entry, workspace_write
+from support.sandbox import entry, profile, workspace_write
 from support.wait import eventually
 
 pytestmark = pytest.mark.usefixtures("needs_bubblewrap", "fresh_log")
@@ -98,13 +100,16 @@ def test_what_is_turned_back_was_mounted_elsewhere(place: Path, monkeypatch: pyt
     assert list((place / "outside").iterdir()) == []
 
 
-def test_what_is_denied_and_moved_meanwhile(place: Path) -> None:
+@pytest.mark.parametrize("writable", [True, False])
+def test_what_is_denied_and_moved_meanwhile(place: Path, writable: bool) -> None:
     """The name that is covered is that of another file by now."""
     shared = place / "shared"
     for name in ("a", "b"):
         (shared / name).mkdir()
     (shared / "a/x.env").write_text("secret")
-    context = decode_sandbox(workspace_write(shared, more=[entry(f"{shared}/*/x.env", "deny")]))
+    deny = entry(f"{shared}/*/x.env", "deny")
+    box = workspace_write(shared, more=[deny]) if writable else profile([entry(":root", "read"), deny])
+    context = decode_sandbox(box)
 
     def again() -> Plan:
         return compile_plan(context, ThisMachine(), cwd=os.fsencode(shared))
@@ -118,6 +123,25 @@ def test_what_is_denied_and_moved_meanwhile(place: Path) -> None:
     code, said = run(plan, again, "cat */x.env")
     assert code != 0
     assert "secret" not in said
+
+
+def test_what_is_denied_and_was_missed(place: Path) -> None:
+    """It was moved just when the plan was made."""
+    shared = place / "shared"
+    (shared / "old.env").write_text("secret")
+    os.utime(shared / "old.env")
+    context = decode_sandbox(workspace_write(shared, more=[entry(f"{shared}/*.env", "deny")]))
+    (shared / "old.env").rename(shared / "hidden")
+    plan = compile_plan(context, ThisMachine(), cwd=os.fsencode(shared))
+    (shared / "hidden").rename(shared / "old.env")
+    eventually(lambda: born_before(shared / "old.env", 0.2), "the file is not new")
+    code, said = run(plan, lambda: compile_plan(context, ThisMachine(), cwd=os.fsencode(shared)), "cat *.env")
+    assert code != 0
+    assert "secret" not in said
+
+
+def born_before(file: Path, seconds: float) -> bool:
+    return time.time() - birth_time(os.fsencode(file)) / 1e9 > seconds
 
 
 def test_as_planned(place: Path) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "inotify_create",
     "inotify_read",
     "inotify_remove_watch",
+    "is_mount_root",
     "is_on_proc",
     "open_resolving",
     "openat2",
@@ -55,6 +56,10 @@ _STATX_BYTES: Final = 256
 _MASK = struct.Struct("=I")
 _BTIME = struct.Struct("=qI")
 _BTIME_OFFSET: Final = 80
+_ATTRIBUTES = struct.Struct("=Q")
+_ATTRIBUTES_OFFSET: Final = 8
+_ATTRIBUTES_KNOWN_OFFSET: Final = 56
+_MOUNT_ROOT: Final = 0x2000
 _HOW = struct.Struct("=QQQ")
 
 _STATFS_BYTES: Final = 256
@@ -106,6 +111,18 @@ def is_on_proc(descriptor: int) -> bool:
 @lru_cache(maxsize=16)
 def _how(flags: int, resolve: int) -> Any:
     return ctypes.create_string_buffer(_HOW.pack(flags | os.O_CLOEXEC, 0, resolve), _HOW.size)
+
+
+def is_mount_root(name: bytes, dir_fd: int) -> bool | None:
+    """Whether something is mounted at a name in a directory, or (with no name) is what was opened; None where
+    the kernel does not say."""
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
+    if _statx is None or _statx(dir_fd, name, AT_EMPTY_PATH | AT_SYMLINK_NOFOLLOW, 0, buffer) != 0:
+        return None
+    known: int = _ATTRIBUTES.unpack_from(buffer, _ATTRIBUTES_KNOWN_OFFSET)[0]
+    if not known & _MOUNT_ROOT:
+        return None
+    return bool(_ATTRIBUTES.unpack_from(buffer, _ATTRIBUTES_OFFSET)[0] & _MOUNT_ROOT)
 
 
 def birth_time_ms(path: bytes, *, dir_fd: int | None = None, follow: bool = True) -> int:

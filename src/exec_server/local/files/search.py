@@ -15,7 +15,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from shutil import which
 from time import monotonic
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from msgspec.json import decode
 from ...wire.errors import internal_error, invalid_request
 from ...wire.files import SearchParams
 from ..process.tree import tagged
+from ..sandbox.probe import find_program
 from .lane import ALONE, SEARCHES, Turn
 from .paths import lossy, to_uri
 
@@ -86,7 +86,7 @@ def search(path: bytes, params: SearchParams, turn: Turn = ALONE, tag: int | Non
         raise invalid_request(f"path `{lossy(path)}` is neither a file nor a directory")
     turn.leave(os.path.realpath(path))
     turn.admit(SEARCHES, 1)
-    ripgrep = which("rg")
+    ripgrep = find_program("rg")
     command = _ripgrep(ripgrep, path, params) if ripgrep else _ours(path, params)
     # The program gets nothing of what the server was started with but where to find things.
     environment = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}

@@ -145,7 +145,7 @@ class _View:
         self._place_needed((*(MINIMAL_ROOTS if policy.minimal else ()), *readable))
         self._check_links(rules)
         self._protect_metadata()
-        if self._place_temporary(temporary):
+        if self._place_temporary(temporary, kept):
             # What was safe before may not be, now that there is one more place to write to.
             self._check_links(rules)
             self._protect_metadata()
@@ -187,7 +187,7 @@ class _View:
                 self._nodes.setdefault(real.path, _Node("read", real.look, settled=identity))
                 self._links.update(real.links)
 
-    def _place_temporary(self, rules: Iterable[Rule]) -> bool:
+    def _place_temporary(self, rules: Iterable[Rule], kept: Sequence[bytes]) -> bool:
         """TMPDIR: a place to write to, wherever it is, but never one to write to what is protected. It comes
         last, so that what is protected is known: whoever can turn a link on the way could choose. Whether
         there is one."""
@@ -196,6 +196,8 @@ class _View:
             real = self._resolve(rule.path)
             access = self._access(real.path)
             if not real.exists or access == "deny" or self._is_kept(real.path):
+                continue
+            if any(covers(place, real.path) for place in kept):
                 continue
             if access == "write" and any(self._access(link) == "write" for link, _ in real.links):
                 continue  # it allows nothing that is not allowed by another name
@@ -509,7 +511,8 @@ class _View:
 
     def _seen(self, paths: list[bytes]) -> tuple[Identity, ...]:
         found = []
-        for path in paths:
+        around = {os.path.dirname(path) for path, node in self._nodes.items() if node.derived}
+        for path in [*paths, *sorted(around.difference(paths) - {b"/"})]:
             node = self._nodes.get(path)
             if node is not None and node.settled is not None:
                 found.append(node.settled)

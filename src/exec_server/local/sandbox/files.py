@@ -7,6 +7,7 @@ the lanes. What cannot be enforced is an error, never a plain call.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from threading import Lock
 from typing import Any, Final, NamedTuple
@@ -158,8 +159,9 @@ class SandboxedFiles:
             raise _unplanned(str(error)) from None
         except OSError as error:
             raise failure(error) from None
-        key, reading = Key(plan), plan.for_reading()
-        made = _Known(recorder, key, key if reading is plan else Key(reading))
+        again = partial(_compile, context, self._look, self._roots)
+        key, reading = Key(plan, again), plan.for_reading()
+        made = _Known(recorder, key, key if reading is plan else Key(reading, again))
         with self._lock:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
@@ -196,14 +198,14 @@ def _compile(context: SandboxContext, machine: Machine, roots: tuple[bytes, ...]
     )
 
 
-def _prepare(plan: Plan, spec: SpawnSpec) -> Launch:
+def _prepare(plan: Plan, spec: SpawnSpec, again: Callable[[], Plan] | None) -> Launch:
     """How a helper is started. What process/start would call wrong params is no fault of a file call's."""
     from . import probe
     from .launch import carry_out
 
     backend = probe.backend()
     try:
-        return carry_out(plan, backend, spec, helper=True)
+        return carry_out(plan, backend, spec, helper=True, again=again)
     except RpcError as error:
         if error.code != INVALID_PARAMS:
             raise

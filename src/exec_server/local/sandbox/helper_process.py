@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import struct
+from collections.abc import Callable
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
@@ -66,10 +67,12 @@ _RIGHTS_BYTES: Final = socket.CMSG_SPACE(4)
 class Key:
     """A plan that is compared often."""
 
-    __slots__ = ("_hash", "guards", "plan", "unguarded")
+    __slots__ = ("_hash", "again", "guards", "plan", "unguarded")
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, again: Callable[[], Plan] | None = None) -> None:
+        """`again` makes the plan once more."""
         self.plan = plan
+        self.again = again
         self._hash = hash(plan)
         points = {point.path for point in plan.created}
         covers = [step for step in plan.steps if isinstance(step, Tmpfs) and step.target in points]

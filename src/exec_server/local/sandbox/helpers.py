@@ -16,7 +16,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ... import log
 from ...limits import Limits
@@ -91,12 +91,14 @@ def _file_of(package: str) -> str:
     return os.path.realpath(found.origin)
 
 
+Prepare: TypeAlias = Callable[[Plan, SpawnSpec, Callable[[], Plan] | None], Launch]
+"""How a command is started in the sandbox of a plan, which can be made once more."""
+
+
 class Helpers:
     """The helpers of one server."""
 
-    def __init__(
-        self, machine: ProcessMachine, limits: Limits, prepare: Callable[[Plan, SpawnSpec], Launch]
-    ) -> None:
+    def __init__(self, machine: ProcessMachine, limits: Limits, prepare: Prepare) -> None:
         """`prepare` says how a command is started in the sandbox of a plan, or raises RpcError."""
         self._machine = machine
         self._limits = limits
@@ -346,7 +348,7 @@ class Helpers:
 
         def prepare(spec: SpawnSpec) -> Launch:
             nonlocal handed
-            launch = self._prepare(key.unguarded if guarded else key.plan, spec)
+            launch = self._prepare(key.unguarded if guarded else key.plan, spec, key.again)
             launch.inherited = [*launch.inherited, descriptor]
             handed = True  # whoever launches closes it
             return launch

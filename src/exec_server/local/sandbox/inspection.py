@@ -20,16 +20,20 @@ from collections.abc import Callable
 from typing import Final
 
 from ... import log
+from ..files.kernel import is_mount_root
 from ..process import tree
 from .links import open_unlinked
 from .mountpoints import is_running
-from .plan import Bind, EmptyFile, Identity, Plan, Tmpfs
+from .plan import Bind, EmptyFile, Plan, Tmpfs
 from .proxies import Route
 
 __all__ = ["Inspection"]
 
 PATIENCE: Final = 30.0
 """Seconds for bubblewrap to put a view together."""
+
+NEW_NANOSECONDS: Final = 100_000_000
+"""What is younger than the plan by less than this may have been made while that was made."""
 
 _PAUSE: Final = 0.0005
 _CHILD: Final = re.compile(rb'"child-pid": (\d+)')
@@ -51,10 +55,12 @@ class Inspection:
     ) -> None:
         """`look` at what was mounted; have a relay for `routes`, marked with the tag of the command. `again`
         makes the plan once more."""
-        # What is covered cannot be seen, but where it was can be asked.
-        self._seen = [seen for seen in plan.seen if plan.access(seen.path) != "none"] if look else []
+        self._look = look
+        self._made = time.time_ns()
+        # What is covered cannot be seen, but the directory it is in can.
+        self._seen = {seen.path: seen for seen in plan.seen if plan.access(seen.path) != "none"}
         self._targets = {step.target for step in plan.steps if isinstance(step, Bind | Tmpfs | EmptyFile)}
-        self._covered = {} if again is None or not look else _denied_files(plan)
+        self._covered = _denied_files(plan)
         self._again = again
         self._routes = routes
         self._tag = tag
@@ -119,15 +125,17 @@ class Inspection:
     def _difference(self, pid: int) -> str | None:
         """What is not as planned, in words."""
         deadline = time.monotonic() + PATIENCE
-        while self._seen and not _is_complete(pid):
+        while self._look and not _is_complete(pid):
             if time.monotonic() > deadline:
                 return f"the sandbox was not put together in {PATIENCE:g} seconds"
             time.sleep(_PAUSE)
-        if not self._seen:
+        if not self._look:
             return None
         root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            wrong = next((seen.path for seen in self._seen if not _is_same(root, seen)), None)
+            wrong = next((path for path in self._seen if not self._is_there(path, root)), None)
+            covers = self._targets - self._seen.keys() - {b"/"}
+            wrong = wrong or next((path for path in covers if not self._is_covered(path, root)), None)
         finally:
             os.close(root)
         wrong = wrong or next(iter(self._targets - _mount_points(pid)), None) or self._moved()
@@ -135,13 +143,47 @@ class Inspection:
             None if wrong is None else f"{os.fsdecode(wrong)} is not what it was when the sandbox was planned"
         )
 
+    def _is_there(self, path: bytes, root: int) -> bool:
+        """Whether a path of the view is the file that was planned, and a mount if it was to be one."""
+        seen = self._seen[path]
+        try:
+            descriptor = open_unlinked(path, root)
+        except OSError:
+            return False
+        try:
+            found = os.fstat(descriptor)
+            mounted = path not in self._targets or is_mount_root(b"", descriptor) is not False
+        finally:
+            os.close(descriptor)
+        return mounted and (found.st_dev, found.st_ino) == (seen.device, seen.inode)
+
+    def _is_covered(self, path: bytes, root: int) -> bool:
+        """Whether something is mounted upon a name, in the directory that was planned."""
+        above = os.path.dirname(path)
+        seen = self._seen.get(above)
+        try:
+            descriptor = open_unlinked(above, root)
+        except OSError:
+            return False
+        try:
+            found = os.fstat(descriptor)
+            if seen is not None and (found.st_dev, found.st_ino) != (seen.device, seen.inode):
+                return False
+            return is_mount_root(os.path.basename(path), descriptor) is not False
+        finally:
+            os.close(descriptor)
+
     def _moved(self) -> bytes | None:
-        """What is denied and has another name by now than the one that is covered."""
-        if self._again is None or not self._covered:
+        """What is denied and has another name by now than the one that is covered, or was missed as it moved
+        just then. What is new since the plan was made is nobody's secret yet."""
+        if self._again is None:
             return None
-        for file, names in _denied_files(self._again()).items():
-            if file in self._covered and not names <= self._covered[file]:
-                return min(self._covered[file])
+        for file, (names, born) in _denied_files(self._again()).items():
+            if file in self._covered:
+                if not names <= self._covered[file][0]:
+                    return min(names)
+            elif born < self._made - NEW_NANOSECONDS:
+                return min(names)
         return None
 
     def _start_relay(self, pid: int) -> int:
@@ -163,18 +205,6 @@ def _is_complete(pid: int) -> bool:
         return False
 
 
-def _is_same(root: int, seen: Identity) -> bool:
-    try:
-        descriptor = open_unlinked(seen.path, root)
-    except OSError:
-        return False
-    try:
-        found = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    return (found.st_dev, found.st_ino) == (seen.device, seen.inode)
-
-
 def _mount_points(pid: int) -> set[bytes]:
     """Where something is mounted in the view of a process."""
     with open(f"/proc/{pid}/mountinfo", "rb") as file:
@@ -182,12 +212,12 @@ def _mount_points(pid: int) -> set[bytes]:
     return {_ESCAPE.sub(lambda code: bytes([int(code[1], 8)]), place) for place in places}
 
 
-def _denied_files(plan: Plan) -> dict[tuple[int, int], set[bytes]]:
-    """What a plan covers because it is denied: which files, and by which names."""
-    found: dict[tuple[int, int], set[bytes]] = {}
+def _denied_files(plan: Plan) -> dict[tuple[int, int], tuple[set[bytes], int]]:
+    """What a plan covers because it is denied: which files, by which names, and since when they are there."""
+    found: dict[tuple[int, int], tuple[set[bytes], int]] = {}
     for seen in plan.seen:
         if seen.inode and plan.access(seen.path) == "none":
-            found.setdefault((seen.device, seen.inode), set()).add(seen.path)
+            found.setdefault((seen.device, seen.inode), (set(), seen.born))[0].add(seen.path)
     return found
 
 

@@ -6,20 +6,19 @@ from __future__ import annotations
 import os
 import sys
 from functools import cache
+from typing import Final
 
 __all__ = ["server_roots"]
+
+_OF_THE_SYSTEM: Final = frozenset({"/", "/bin", "/usr", "/usr/bin", "/usr/local", "/usr/local/bin"})
 
 
 @cache
 def server_roots() -> tuple[bytes, ...]:
-    """The package, the environment it is installed in, and what else modules are imported from. Not the
-    system's own directories: whoever may write to those needs none of this."""
+    """The package, the interpreter, the environment they are in, and what else modules are imported from. Not
+    the system's own directories: whoever may write to those needs none of this."""
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    roots = {package, *filter(_is_of_packages, sys.path)}
-    if sys.prefix != sys.base_prefix:
-        roots.add(sys.prefix)
-    return tuple(sorted({os.fsencode(os.path.realpath(root)) for root in roots}))
-
-
-def _is_of_packages(place: str) -> bool:
-    return os.path.isabs(place) and place.rstrip("/").endswith(("/site-packages", "/dist-packages"))
+    roots = {package, sys.prefix, sys.base_prefix, os.path.dirname(sys.executable)}
+    roots.update(place for place in sys.path if os.path.isabs(place))
+    real = {os.path.realpath(root) for root in roots}
+    return tuple(sorted(os.fsencode(root) for root in real if root not in _OF_THE_SYSTEM))

@@ -71,6 +71,10 @@ _MOUNTING: Final = (
 """In a user namespace of its own a command could mount what belongs to nobody's view, such as the control
 groups that the server itself is in, and change their limits."""
 
+_TO_THE_FIRST: Final = ("open_by_handle_at", "pidfd_getfd")
+"""A descriptor of the first process can be had by its number in the kernel's own file system of processes,
+and by that what it has open."""
+
 _UNSEEN_BY_LANDLOCK: Final = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "setxattr",
     "lsetxattr", "fsetxattr", "setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
@@ -109,7 +113,7 @@ ARCHITECTURES: Final = {
             "semctl": 66, "msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "mq_open": 240,
             "mq_unlink": 241, "prlimit64": 302, "setpriority": 141, "sched_setaffinity": 203,
             "sched_setscheduler": 144, "sched_setparam": 142, "sched_setattr": 314, "ioprio_set": 251,
-            "ioctl": 16, "pidfd_open": 434,
+            "ioctl": 16, "pidfd_open": 434, "pidfd_getfd": 438, "open_by_handle_at": 304,
         },
         x32=True,
     ),
@@ -130,7 +134,7 @@ ARCHITECTURES: Final = {
             "semctl": 191, "msgget": 186, "msgsnd": 189, "msgrcv": 188, "msgctl": 187, "mq_open": 180,
             "mq_unlink": 181, "prlimit64": 261, "setpriority": 140, "sched_setaffinity": 122,
             "sched_setscheduler": 119, "sched_setparam": 118, "sched_setattr": 274, "ioprio_set": 30,
-            "ioctl": 29, "pidfd_open": 434,
+            "ioctl": 29, "pidfd_open": 434, "pidfd_getfd": 438, "open_by_handle_at": 265,
         },
     ),
 }  # fmt: skip
@@ -228,7 +232,11 @@ def program(
         known = " and ".join(ARCHITECTURES)
         raise Unsupported(f"there is no system call filter for {name}: only for {known}")
     mode = MODES[network]
-    denied = mode.denied + (_UNSEEN_BY_LANDLOCK if landlock else ()) + (() if mounting else _MOUNTING)
+    denied = (
+        mode.denied
+        + (_UNSEEN_BY_LANDLOCK if landlock else ())
+        + (() if mounting else _MOUNTING + _TO_THE_FIRST)
+    )
     rules = mode.rules + (_ON_OTHERS if landlock else ()) + (() if mounting else _ON_THE_FIRST)
     # An architecture without a call has it under no other number either.
     numbers = [architecture.numbers[call] for call in denied if call in architecture.numbers]
