@@ -136,7 +136,7 @@ def plant(project: Path, *names: str) -> None:
 
 
 def test_a_local_server_imports_nothing_from_the_directory_it_is_started_in(tmp_path: Path) -> None:
-    """That is a project: a command in a sandbox may write there, and would have something run outside of it."""
+    """That is a project: a command in a sandbox may write there, and would have something run outside."""
     plant(tmp_path, "exec_server", "urllib", "json")
     script = """if True:
         import asyncio, exec_server
