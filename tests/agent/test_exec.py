@@ -70,12 +70,12 @@ def test_login_may_be_forbidden() -> None:
 @pytest.mark.parametrize(
     ("cwd", "workdir", "uri"),
     [
-        ("file:///work", None, "file:///work"),
-        ("file:///work", "", "file:///work"),
-        ("file:///work", "src/../a b", "file:///work/a%20b"),
-        ("file:///work", "/etc", "file:///etc"),
-        ("file:///work", "../../..", "file:///"),
-        ("file:///work", "file:///x/y", "file:///x/y"),
+        ("file:///project", None, "file:///project"),
+        ("file:///project", "", "file:///project"),
+        ("file:///project", "src/../a b", "file:///project/a%20b"),
+        ("file:///project", "/etc", "file:///etc"),
+        ("file:///project", "../../..", "file:///"),
+        ("file:///project", "file:///x/y", "file:///x/y"),
         ("file:///C:/work", "src\\a", "file:///C:/work/src/a"),
         ("file:///C:/work", "D:\\x", "file:///D:/x"),
         ("file:///C:/work", "\\x", "file:///C:/x"),

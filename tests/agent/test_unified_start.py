@@ -78,7 +78,7 @@ def test_what_the_machine_is_asked_for() -> None:
     assert terminal["argv"] == ["/bin/bash", "-lc", "echo hi"]
     assert terminal["process_id"].startswith("1000-")
     assert len(terminal["process_id"]) == 5 + 36
-    assert terminal["cwd"] == "file:///work/sub"
+    assert terminal["cwd"] == "file:///project/sub"
     assert (terminal["tty"], terminal["stdin"], terminal["rows"], terminal["cols"]) == (True, False, 40, 120)
     assert terminal["env"]["TERM"] == "linux"
     assert terminal["env_policy"].inherit == "all"

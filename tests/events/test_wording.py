@@ -158,7 +158,7 @@ def test_short_forms(item: Item, shown: str) -> None:
 def test_paths() -> None:
     assert shown_path("/w/a/b", "/w") == "a/b"
     assert shown_path("/w/a/b", "/w/") == "a/b"
-    assert shown_path("/work/a", "/w") == "/work/a"
+    assert shown_path("/wide/a", "/w") == "/wide/a"
     assert shown_path("/w/", "/w") == "/w/"
     assert shown_path("/a\nb", None) == "/a⏎b"
 

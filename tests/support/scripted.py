@@ -86,7 +86,7 @@ class ScriptedMachine:
 
     def __init__(self, *scripts: Sequence[Step], remote: bool = False, shell: Shell | None = None) -> None:
         self.is_remote = remote
-        self.info = EnvironmentFacts(shell=shell or Shell("bash", "/bin/bash"), cwd="file:///work")
+        self.info = EnvironmentFacts(shell=shell or Shell("bash", "/bin/bash"), cwd="file:///project")
         self.scripts = list(scripts)
         self.started: list[ScriptedProcess] = []
         self.options: list[dict[str, Any]] = []
