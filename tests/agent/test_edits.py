@@ -395,7 +395,9 @@ def test_what_the_sandbox_refuses_was_never_changed(
 
 def test_a_question_that_is_interrupted_changes_nothing(tmp_path: Path) -> None:
     async def ask(_: Question) -> bool:
-        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
         await asyncio.sleep(0)
         return True
 

@@ -15,6 +15,7 @@ from picows import picows as compiled
 
 from ..relay.frame import MAX_FRAME_BYTES
 from ..relay.link import SURPLUS_FRAMES, TURN_FRAMES, WebSocketLink
+from ..transport.websocket import hand_over
 
 __all__ = ["make_websocket"]
 
@@ -82,13 +83,7 @@ def make_websocket(
     transport.set_protocol(protocol)
     protocol.connection_made(transport)
     opened()
-    view = memoryview(request)
-    while view:
-        buffer = protocol.get_buffer(len(view))
-        size = min(len(buffer), len(view))
-        buffer[:size] = view[:size]
-        protocol.buffer_updated(size)
-        view = view[size:]
+    hand_over(request, protocol)
 
 
 _QUIET: Final = logging.getLogger("exec_server.rendezvous.turns")

@@ -18,7 +18,7 @@ from .address import without_password
 from .channel import Receiver
 from .reading import keeps_back, read_on
 
-__all__ = ["ConnectFailed", "WebSocketChannel", "connect", "upgrade"]
+__all__ = ["ConnectFailed", "WebSocketChannel", "connect", "hand_over", "upgrade"]
 
 _WSProtocol: Final[Any] = vars(compiled)["WSProtocol"]
 """The protocol half of picows: exported, but missing in its type stub."""
@@ -383,7 +383,12 @@ def upgrade(transport: asyncio.Transport, channel: WebSocketChannel, request: by
     protocol = make_protocol(channel, host=None, path="/", headers={})
     transport.set_protocol(protocol)
     protocol.connection_made(without_tcp_options(transport))
-    view = memoryview(request)
+    hand_over(request, protocol)
+
+
+def hand_over(received: bytes, protocol: Any) -> None:
+    """Give a protocol what was received before it was there."""
+    view = memoryview(received)
     while view:
         buffer = protocol.get_buffer(len(view))
         size = min(len(buffer), len(view))
